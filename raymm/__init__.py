@@ -1,0 +1,46 @@
+"""Multiply A @ B @ C with a huge C: tiles, on this machine or on Ray, into outputs beyond memory.
+
+The public names are loaded when they are first used: ``import raymm`` loads neither Ray nor torch.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Array": "raymm.sinks.array",
+    "Chain": "raymm.product",
+    "DTypeError": "raymm.errors",
+    "ExecutionError": "raymm.errors",
+    "LocalEngine": "raymm.engines.local",
+    "MemoryLimitError": "raymm.errors",
+    "Npy": "raymm.sinks.npy",
+    "PlanError": "raymm.errors",
+    "RayEngine": "raymm.engines.actors",
+    "RaymmError": "raymm.errors",
+    "ResultOverflowError": "raymm.errors",
+    "ShapeError": "raymm.errors",
+    "SinkError": "raymm.errors",
+    "SinkExistsError": "raymm.errors",
+    "SourceError": "raymm.errors",
+    "TileError": "raymm.errors",
+    "VerificationError": "raymm.errors",
+    "WorkerStartError": "raymm.errors",
+    "chain": "raymm.product",
+    "multi_dot": "raymm.product",
+    "transpose": "raymm.product",
+}
+
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raymm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

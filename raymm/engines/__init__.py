@@ -1,0 +1,1 @@
+"""Where tiles are multiplied: this process, or Ray workers."""

@@ -1,0 +1,139 @@
+"""Choosing the grid: how wide a tile is, and what a block of it looks like. Pure."""
+
+import math
+from dataclasses import dataclass, replace
+
+from raymm.errors import MemoryLimitError
+from raymm.memory import TileCost, format_nbytes, tile_cost
+from raymm.order import Chained
+from raymm.request import Request
+from raymm.tiles import PAGE_NBYTES, Grid, Layout, ceil_div, round_up
+
+C_RUN_NBYTES = 256 * 2**10
+"""Run of a C-order file: direct output of 256 KB reached what 512 KB did; 128 KB four fifths."""
+BLOCK_NBYTES = {"C": 48 * 2**20, "F": 6 * 2**20}
+"""Output buffer of one block: C order pays for few rows per read of C, F order fits the cache."""
+TILE_NBYTES = {"C": 768 * 2**20, "F": 192 * 2**20}
+"""D of one tile written to a file: about 0.1 to 0.5 s of a worker."""
+TRAVEL_NBYTES = 64 * 2**20
+"""D of one tile that passes through the object store."""
+STAGED_NBYTES = 64 * 2**20
+TILE_FLOP = 100e9
+SPREAD_NBYTES = 16 * 2**20
+"""D is cut into `SPREAD` tiles while each keeps this much, so that several workers share it."""
+SPREAD = 8
+BLOCKS, BLOCKS_NBYTES = 16, 2**18
+"""A tile has about so many blocks, unless they would be smaller than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostOf:
+    """The cost model with everything but the grid filled in."""
+
+    group_shapes: tuple[tuple[int, int], ...]
+    source_itemsize: int
+    compute_itemsize: int
+    output_itemsize: int
+
+    def __call__(self, grid: Grid) -> TileCost:
+        sizes = self.source_itemsize, self.compute_itemsize, self.output_itemsize
+        return tile_cost(grid, self.group_shapes, sizes)
+
+
+def choose_grid(
+    chained: Chained, cost_of: CostOf, layout: Layout, request: Request, flop_per_column: int
+) -> Grid:
+    """Cut D into tiles and blocks.
+
+    The grid follows from shapes, dtypes, the layout of the outputs, `tile_columns` and an explicit
+    `memory_limit`, never from workers or free memory: it decides the last bits of the result.
+    """
+    rows, columns = chained.rows, chained.columns
+    column_nbytes = max(1, rows * cost_of.output_itemsize)
+    if request.tile_columns is not None:
+        width = min(request.tile_columns, max(columns, 1))
+    else:
+        width = _tile_width(rows, columns, cost_of, layout, flop_per_column)
+    block = _block_shape(rows, width, cost_of.output_itemsize, layout, column_nbytes)
+    grid = Grid(rows, columns, width, *block)
+    if request.memory_limit is not None:
+        grid = _shrink(grid, cost_of, layout, request)
+    return grid
+
+
+def _tile_width(
+    rows: int, columns: int, cost_of: CostOf, layout: Layout, flop_per_column: int
+) -> int:
+    """Return the width of all tiles but the last, so that a tile is worth a call."""
+    itemsize = cost_of.output_itemsize
+    column_nbytes = max(1, rows * itemsize)
+    staged_nbytes = max(1, cost_of.group_shapes[-1][1] * cost_of.source_itemsize)
+    target = TRAVEL_NBYTES if layout.travels else TILE_NBYTES[layout.order]
+    width = min(
+        target // column_nbytes,
+        STAGED_NBYTES // staged_nbytes,
+        int(TILE_FLOP / max(1, flop_per_column)),
+    )
+    # A C-order file is written in runs as long as a tile is wide, and read likewise.
+    shortest = layout.run_nbytes // 2 // itemsize if layout.order == "C" else 1
+    width = max(width, shortest, 1)
+    count = ceil_div(columns, width)
+    if count <= SPREAD * SPREAD:
+        # A round number of tiles leaves no worker idle at the end.
+        spread = min(SPREAD, max(1, columns * column_nbytes // SPREAD_NBYTES))
+        count = round_up(max(count, spread), SPREAD) if count > spread else spread
+    width = max(1, ceil_div(columns, max(count, 1)))
+    return min(max(columns, 1), _page_columns(width, rows, itemsize, layout))
+
+
+def _page_columns(width: int, rows: int, itemsize: int, layout: Layout) -> int:
+    """Round a width up so that tiles begin on a page of the output, where that costs little."""
+    step_nbytes = itemsize if layout.order == "C" else max(1, rows * itemsize)
+    step = PAGE_NBYTES // math.gcd(PAGE_NBYTES, step_nbytes)
+    return round_up(width, step) if width >= 8 * step else width
+
+
+def _block_shape(
+    rows: int, width: int, itemsize: int, layout: Layout, column_nbytes: int
+) -> tuple[int, int]:
+    """Return a block's columns (the panel) and rows for a tile of this width."""
+    # At least so many blocks that the threads of a worker share even a small tile.
+    target = min(BLOCK_NBYTES[layout.order], max(BLOCKS_NBYTES, width * column_nbytes // BLOCKS))
+    if layout.order == "C":
+        panel = min(width, max(1, C_RUN_NBYTES // itemsize))
+        if panel * column_nbytes < target:
+            panel = min(width, max(panel, target // 4 // column_nbytes))
+        return max(1, panel), min(max(rows, 1), max(16, target // (panel * itemsize)))
+    panel = max(16, min(width, target // column_nbytes))
+    panel = min(width, _page_columns(panel, rows, itemsize, layout))
+    block_rows = max(1, target // (panel * itemsize))
+    if block_rows >= rows:
+        return panel, max(rows, 1)
+    return panel, min(rows, round_up(block_rows, PAGE_NBYTES))
+
+
+def _shrink(grid: Grid, cost_of: CostOf, layout: Layout, request: Request) -> Grid:
+    """Halve blocks, then tiles, until a worker keeps within `memory_limit` with one block."""
+    limit = request.memory_limit or 0
+    while cost_of(grid).worker_nbytes(1) > limit:
+        cost = cost_of(grid)
+        if cost.block_nbytes > limit // 4 and grid.block_rows * grid.panel_columns > 1:
+            if layout.order == "C" and grid.block_rows > 16 or grid.panel_columns == 1:
+                grid = replace(grid, block_rows=ceil_div(grid.block_rows, 2))
+            else:
+                grid = replace(grid, panel_columns=ceil_div(grid.panel_columns, 2))
+        elif grid.tile_columns > 1 and request.tile_columns is None:
+            width = ceil_div(grid.tile_columns, 2)
+            panel = min(grid.panel_columns, width)
+            grid = replace(grid, tile_columns=width, panel_columns=panel)
+        else:
+            needed = cost.worker_nbytes(1)
+            raise MemoryLimitError(
+                f"one tile of {grid.tile_columns} columns needs {needed:,} bytes on a worker "
+                f"({format_nbytes(needed)}), of which {format_nbytes(cost.resident_nbytes)} are "
+                f"the resident factors; memory_limit is {limit:,} bytes: raise it"
+                + (" or lower tile_columns" if request.tile_columns else ""),
+                needed,
+                limit,
+            )
+    return grid

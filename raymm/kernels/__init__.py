@@ -1,0 +1,1 @@
+"""What multiplies: exact or floating, on the processor."""

@@ -1,0 +1,119 @@
+"""Byte sizes, and the cost model: what one tile needs, where, and how long it takes."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from raymm.errors import PlanError
+from raymm.tiles import Grid
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+LANES_PER_THREAD = 2
+"""Blocks under way per thread over a tile: one is multiplied while another is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one machine does, for predictions only; no result depends on it.
+
+    Measured on 2 cores of a 2025 server CPU with a local disk; a prediction is good to a factor of
+    two or so, enough to choose an engine and to name the bottleneck.
+    """
+
+    flop_per_second: float = 100e9
+    """One core, float32; float64 runs at half, integers beyond 2**53 at a hundredth."""
+    read_bytes_per_second: float = 2e9
+    write_bytes_per_second: float = 2e9
+    """To a file, for the whole machine."""
+    memory_bytes_per_second: float = 4e9
+    """Into fresh memory, one core."""
+    store_bytes_per_second: float = 1e9
+    """Through the object store: put, get and copy."""
+    call_seconds: float = 0.002
+    """One call to a worker in another process."""
+
+
+RATES = Rates()
+
+
+def parse_nbytes(value: int | str, name: str = "memory_limit") -> int:
+    """Return a size in bytes from an int or a string such as ``"8GiB"`` or ``"500 MB"``."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?)?b?\s*", value.lower())
+        if match is None:
+            raise PlanError(f'{name}={value!r} is no size: give bytes, or like "8GiB" or "500MB"')
+        unit = match[2] or ""
+        nbytes = math.floor(float(match[1]) * (_UNITS | _BINARY_UNITS)[unit])
+    else:
+        nbytes = int(value)
+    if nbytes <= 0:
+        raise PlanError(f"{name}={value!r} must be at least one byte")
+    return nbytes
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Return a size with three digits and a decimal unit: ``43.2 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(nbytes) < 999.5 or (unit == "B" and abs(nbytes) < 1000):
+            break
+        nbytes /= 1000
+    else:
+        unit = "TB"
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TileCost:
+    """What one worker holds for a job, in bytes; blocks under way come on top, one per lane."""
+
+    resident_nbytes: int
+    """The folded factors."""
+    staged_nbytes: int
+    """One tile of the huge operand, as read and in the dtype of the arithmetic."""
+    inner_nbytes: int
+    """The product of a tile with all factors but the outermost, where these are kept apart."""
+    block_nbytes: int
+    """One block's output buffer, and its scratch where the dtype of the arithmetic differs."""
+
+    def worker_nbytes(self, lanes: int) -> int:
+        """Return the private bytes of a worker with `lanes` blocks under way."""
+        fixed = self.resident_nbytes + self.staged_nbytes + self.inner_nbytes
+        return fixed + lanes * self.block_nbytes
+
+
+def tile_cost(
+    grid: Grid,
+    group_shapes: tuple[tuple[int, int], ...],
+    itemsizes: tuple[int, int, int],
+) -> TileCost:
+    """Return what a worker holds for one tile.
+
+    Parameters
+    ----------
+    grid : Grid
+    group_shapes : tuple of (int, int)
+        Shapes of the resident factors, outermost first.
+    itemsizes : (int, int, int)
+        Bytes of one value of the huge operand, of the arithmetic and of D.
+    """
+    source_itemsize, compute_itemsize, output_itemsize = itemsizes
+    inner_length = group_shapes[-1][1] if group_shapes else grid.rows
+    width = min(grid.tile_columns, grid.columns)
+    staged = inner_length * width * source_itemsize
+    if compute_itemsize != source_itemsize:
+        staged += inner_length * width * compute_itemsize
+    inner = sum(rows for rows, _ in group_shapes[1:]) * width * compute_itemsize
+    entries = min(grid.block_rows, grid.rows) * min(grid.panel_columns, width)
+    block = entries * output_itemsize
+    if compute_itemsize != output_itemsize:
+        block += entries * compute_itemsize
+    if group_shapes and max(columns for _, columns in group_shapes) > LONG_INNER:
+        block += entries * 2 * 8
+    resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
+    return TileCost(resident, staged, inner, block)
+
+
+LONG_INNER = 4096
+"""Inner dimension from which partial products in less than float64 are summed in float64."""

@@ -1,0 +1,306 @@
+"""The plan: the order of multiplication, the grid, what it needs, what limits it. Pure.
+
+Nothing here reads an operand, asks the machine or starts anything: what the plan needs to know
+comes in as `Operand`, `Layout`, `Request` and `Resources`.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from raymm.errors import MemoryLimitError
+from raymm.grids import CostOf, choose_grid
+from raymm.memory import LANES_PER_THREAD, RATES, TileCost, format_nbytes
+from raymm.operands import format_shape
+from raymm.order import Chained, Fold, compute_dtype, multiplication_order, output_dtype
+from raymm.request import Request, Resources
+from raymm.tiles import Grid, Layout
+
+RAY_SECONDS = 20.0
+"""Predicted run from which Ray's start-up is noise and losing a tile is cheaper than the run."""
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the plan must know of the outputs of a pass."""
+
+    name: str
+    layout: Layout
+    is_resident: bool = False
+    free_nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would happen, what it needs, what limits it; ``print(plan)`` is the table."""
+
+    chained: Chained
+    groups: tuple[Fold, ...]
+    """What stays resident, outermost first."""
+    grid: Grid
+    layout: Layout
+    request: Request
+    resources: Resources
+    reason: str
+    """Why this engine."""
+    output: str
+    """Where D goes, in words."""
+    dtype: np.dtype[Any]
+    """D's dtype."""
+    compute_dtype: np.dtype[Any]
+    """Of the arithmetic; integers take float32 or float64 where that is exact."""
+    cost: TileCost
+    lanes: int
+    """Blocks under way on one worker."""
+    is_resident_output: bool
+    """Whether D is held in the driver's memory."""
+    free_disk_nbytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return len(self.grid)
+
+    @property
+    def output_nbytes(self) -> int:
+        """Size of D, in bytes."""
+        return self.chained.rows * self.chained.columns * self.dtype.itemsize
+
+    @property
+    def input_nbytes(self) -> int:
+        """Size of the operands, in bytes."""
+        return sum(operand.nbytes for operand in self.chained.operands)
+
+    @property
+    def flop(self) -> int:
+        """Multiplications and additions, folding included."""
+        return sum(group.flop for group in self.groups) + self.flop_per_column * self.grid.columns
+
+    @property
+    def flop_per_column(self) -> int:
+        """Multiplications and additions for each column of D."""
+        return sum(2 * group.shape[0] * group.shape[1] for group in self.groups)
+
+    @property
+    def worker_nbytes(self) -> int:
+        """Private bytes of one worker."""
+        return self.cost.worker_nbytes(self.lanes)
+
+    @property
+    def tile_nbytes(self) -> int:
+        """D of one tile, in bytes."""
+        return self.chained.rows * self.grid.tile_columns * self.dtype.itemsize
+
+    @property
+    def store_nbytes(self) -> int:
+        """Bytes in the object store at most."""
+        if self.resources.shares_memory:
+            return 0
+        huge = self.chained.canonical[-1]
+        per_tile = 0 if huge.path else huge.shape[0] * self.grid.tile_columns * huge.dtype.itemsize
+        per_tile += self.tile_nbytes if self.layout.travels else 0
+        in_flight = self.resources.workers * self.request.max_in_flight
+        return per_tile * min(in_flight, self.tiles) + self.cost.resident_nbytes
+
+    @property
+    def driver_nbytes(self) -> int:
+        """Private bytes of the driver; where workers are threads, theirs as well."""
+        held = self.output_nbytes if self.is_resident_output else 0
+        held += self.cost.resident_nbytes
+        return held + (self.worker_nbytes if self.resources.shares_memory else 0)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Predicted time of each stage if it ran alone."""
+        cores = max(1, self.resources.workers * self.resources.threads)
+        slow = max(1, self.compute_dtype.itemsize // 4)
+        calls = 0.0 if self.resources.shares_memory else RATES.call_seconds * self.tiles
+        through_store = 0 if self.resources.shares_memory else self.output_nbytes
+        if self.is_resident_output:
+            write = self.output_nbytes / RATES.memory_bytes_per_second
+            write += through_store / RATES.store_bytes_per_second
+        else:
+            write = self.output_nbytes / RATES.write_bytes_per_second
+        return {
+            "read": self.input_nbytes / RATES.read_bytes_per_second,
+            "multiply": self.flop * slow / RATES.flop_per_second / cores,
+            "write": write,
+            "dispatch": calls / max(1, self.resources.workers),
+        }
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Predicted time of the run: reading comes on top, the rest overlaps."""
+        seconds = self.seconds
+        return seconds["read"] / max(1, self.resources.workers) + max(seconds.values())
+
+    @property
+    def limit(self) -> str:
+        """The stage that takes longest."""
+        seconds = self.seconds
+        return max(seconds, key=lambda stage: seconds[stage])
+
+    def check_memory(self) -> None:
+        """Raise `MemoryLimitError` for what the driver or a worker cannot hold."""
+        limit = self.request.memory_limit or self.resources.memory_nbytes
+        if self.is_resident_output and self.driver_nbytes > limit:
+            raise MemoryLimitError(
+                f"D {format_shape(self.chained.shape)} {self.dtype} takes "
+                f"{self.output_nbytes:,} bytes ({format_nbytes(self.output_nbytes)}) in memory, "
+                f"{self.driver_nbytes:,} with what computes it; "
+                + (
+                    f"memory_limit is {limit:,} bytes"
+                    if self.request.memory_limit
+                    else f"{limit:,} bytes are free"
+                )
+                + ': write it to a file with out="D.npy"',
+                self.driver_nbytes,
+                limit,
+            )
+        if self.worker_nbytes > limit:
+            raise MemoryLimitError(
+                f"one worker needs {self.worker_nbytes:,} bytes "
+                f"({format_nbytes(self.cost.resident_nbytes)} of resident factors, "
+                f"{format_nbytes(self.cost.staged_nbytes)} for a tile of "
+                f"{self.grid.tile_columns} columns); {limit:,} bytes may be used: "
+                "lower tile_columns, use fewer workers or give memory_limit=",
+                self.worker_nbytes,
+                limit,
+            )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the lines of the table, label and text."""
+        names = tuple(operand.name for operand in self.chained.canonical)
+        kept = [group.text(names) for group in self.groups]
+        grid, resources = self.grid, self.resources
+        each = f"{resources.workers} x {resources.threads} threads"
+        disk = "" if self.free_disk_nbytes is None else (
+            f", {format_nbytes(self.free_disk_nbytes)} free"
+        )
+        where = "memory" if self.is_resident_output else f"disk{disk}"
+        seconds = self.seconds
+        lines = [
+            ("product", f"{' @ '.join(map(str, self.chained.operands))}"),
+            ("result", f"{format_shape(self.chained.shape)} {self.dtype}, {self._arithmetic()}"),
+            ("output", f"{self.output}: {format_nbytes(self.output_nbytes)} in {where}"),
+            ("order", _nested([*kept, names[-1]])),
+            ("work", f"{self.flop:.3g} flop, {self.flop_per_column:,} for each column"),
+            (
+                "tiles",
+                f"{self.tiles} of {grid.tile_columns} columns ({format_nbytes(self.tile_nbytes)}), "
+                f"in blocks of {grid.block_rows} x {grid.panel_columns}",
+            ),
+            ("engine", f"{resources.engine}, {each}: {self.reason}"),
+            (
+                "memory",
+                f"{format_nbytes(self.worker_nbytes)} per worker "
+                f"({format_nbytes(self.cost.resident_nbytes)} resident, {self.lanes} blocks), "
+                f"{format_nbytes(self.driver_nbytes)} driver, "
+                f"{format_nbytes(self.store_nbytes)} object store",
+            ),
+            (
+                "predicted",
+                f"{self.predicted_seconds:.2g} s: "
+                + ", ".join(f"{stage} {value:.2g} s" for stage, value in seconds.items()),
+            ),
+            ("limit", self.limit),
+        ]
+        return lines + [("note", note) for note in self.notes]
+
+    def _arithmetic(self) -> str:
+        if self.compute_dtype.kind in "iu":
+            return "exact integers"
+        return f"accumulated in {self.compute_dtype}, precision {self.request.precision}"
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<10} {text}" for label, text in self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain values for JSON."""
+        return {
+            "operands": [
+                {"name": each.name, "shape": list(each.shape), "dtype": str(each.dtype)}
+                for each in self.chained.operands
+            ],
+            "shape": list(self.chained.shape),
+            "dtype": str(self.dtype),
+            "compute_dtype": str(self.compute_dtype),
+            "precision": self.request.precision,
+            "output": self.output,
+            "output_nbytes": self.output_nbytes,
+            "order": dict(self.rows())["order"],
+            "flop": self.flop,
+            "grid": asdict(self.grid),
+            "tiles": self.tiles,
+            "engine": self.resources.engine,
+            "reason": self.reason,
+            "workers": self.resources.workers,
+            "threads": self.resources.threads,
+            "worker_nbytes": self.worker_nbytes,
+            "driver_nbytes": self.driver_nbytes,
+            "store_nbytes": self.store_nbytes,
+            "free_disk_nbytes": self.free_disk_nbytes,
+            "seconds": self.seconds,
+            "predicted_seconds": self.predicted_seconds,
+            "limit": self.limit,
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    chained: Chained,
+    target: Target,
+    request: Request,
+    resources: Resources,
+    reason: str = "as asked",
+) -> Plan:
+    """Plan a chain for one output; raises for what can never run."""
+    groups = multiplication_order(tuple(each.shape for each in chained.canonical))
+    dtype = output_dtype(chained.dtype, request.dtype)
+    computed = compute_dtype(chained.dtype, dtype, request.precision)
+    cost_of = CostOf(
+        tuple(group.shape for group in groups),
+        chained.canonical[-1].dtype.itemsize,
+        computed.itemsize,
+        dtype.itemsize,
+    )
+    layout = target.layout
+    flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)
+    grid = choose_grid(chained, cost_of, layout, request, flop_per_column)
+    cost = cost_of(grid)
+    return Plan(
+        chained, groups, grid, layout, request, resources, reason, target.name, dtype, computed,
+        cost, _lanes(cost, request, resources), target.is_resident, target.free_nbytes,
+        _notes(chained, request),
+    )  # fmt: skip
+
+
+def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
+    """Return how many blocks a worker has under way: fewer where memory is short."""
+    wanted = LANES_PER_THREAD * resources.threads
+    limit = request.memory_limit
+    if limit is None or not cost.block_nbytes:
+        return wanted
+    spare = limit - cost.worker_nbytes(0)
+    return max(1, min(wanted, spare // cost.block_nbytes))
+
+
+def _notes(chained: Chained, request: Request) -> tuple[str, ...]:
+    notes = []
+    if chained.is_transposed:
+        notes.append("D is tall: computed as its transpose, tile by tile of its rows")
+    if chained.dtype.kind in "iu":
+        notes.append(
+            "integers are exact: if the factors' values and the huge operand's dtype do not "
+            "rule out an overflow of 64 bits, that operand is read once beforehand"
+        )
+    if request.precision == "tf32":
+        notes.append("CPU workers have no TF32: they compute in float32")
+    return tuple(notes)
+
+
+def _nested(names: list[str]) -> str:
+    """Return ``a @ (b @ c)``, the order in which each tile is multiplied."""
+    text = " @ (".join(names[:-1])
+    return f"{text} @ {names[-1]}" + ")" * (len(names) - 2)

@@ -1,0 +1,40 @@
+"""The protocol of operands that can be read."""
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from numpy.typing import NDArray
+
+from raymm.kernels.buffers import Buffer
+from raymm.operands import Operand
+
+Array: TypeAlias = NDArray[Any]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """One operand.
+
+    1. ``operand`` (driver): its description, without reading it.
+    2. ``T``, ``as_row()``, ``as_column()`` (driver): itself turned, without a copy.
+    3. ``load()`` (driver): all of it, for a factor that stays resident.
+    4. ``cut(start, stop)`` (driver, for workers in other processes): what they need to read these
+       columns. A file's is its description; an array's is a copy of the columns.
+    5. ``read(start, stop, buffer)`` (worker, any number of times): these columns, numbered as in
+       the whole operand, possibly in the memory of `buffer`; nobody writes to them.
+    """
+
+    @property
+    def operand(self) -> Operand: ...
+
+    @property
+    def T(self) -> "Source": ...
+
+    def as_row(self) -> "Source": ...
+
+    def as_column(self) -> "Source": ...
+
+    def load(self) -> Array: ...
+
+    def read(self, start: int, stop: int, buffer: Buffer) -> Array: ...
+
+    def cut(self, start: int, stop: int) -> "Source": ...

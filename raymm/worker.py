@@ -1,0 +1,226 @@
+"""What runs on one device: resident factors, and tiles multiplied and handed to sinks."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raymm.errors import WorkerStartError
+from raymm.kernels import blas
+from raymm.kernels.buffers import Buffer
+from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane
+from raymm.sinks.base import Block, Piece, Sink
+from raymm.sources.base import Source
+from raymm.tiles import Bounds, Grid, Layout, Tile
+
+Values: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker must know before its first tile; the factors are loaded by their keys."""
+
+    id: str
+    factor_keys: tuple[str, ...]
+    """Content keys of the resident factors, outermost first."""
+    grid: Grid
+    layout: Layout
+    arithmetic: Arithmetic
+    sinks: tuple[Sink, ...]
+    lanes: int
+    """Blocks under way at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that a tile has arrived in every sink; small, whatever the tile."""
+
+    tile: Tile
+    worker: str
+    seconds: float
+    read_seconds: float
+    multiply_seconds: float
+    write_seconds: float
+    pieces: tuple[int, ...] = ()
+    """For each piece that follows, the place of the sink that receives it."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    job: Job
+    kernel: CpuKernel
+    lanes: list[Lane]
+    staging: Buffer
+
+
+@dataclass
+class _TileRun:
+    """One tile under way: the lanes share its blocks, its clock and its first error."""
+
+    blocks: Iterator[Bounds]
+    pieces: list[tuple[int, Piece]] = field(default_factory=list)
+    multiply_seconds: float = 0.0
+    write_seconds: float = 0.0
+    is_failed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_block(self) -> Bounds | None:
+        with self.lock:
+            return None if self.is_failed else next(self.blocks, None)
+
+    def note(self, multiply: float, write: float, pieces: list[tuple[int, Piece]]) -> None:
+        with self.lock:
+            self.multiply_seconds += multiply
+            self.write_seconds += write
+            self.pieces += pieces
+
+
+class Worker:
+    """One device's share of the work.
+
+    1. ``load(job, factors)`` once per job; several may be loaded, equal factors are held once.
+    2. ``run(job_id, tile, source)`` any number of times, one tile at a time.
+    3. ``unload(job_id)`` flushes its sinks; the factors stay until ``forget``.
+
+    Blocks are multiplied by at most `threads` threads at a time, one BLAS thread each, and written
+    meanwhile by as many more. Which thread takes which block changes nothing in the result.
+    """
+
+    def __init__(self, name: str = "worker", threads: int = 1) -> None:
+        self.name, self.threads = name, threads
+        self._factors: dict[str, Values] = {}
+        self._jobs: dict[str, _Loaded] = {}
+        self._slots = threading.Semaphore(threads)
+        self._pool: ThreadPoolExecutor | None = None
+        self._current: _TileRun | None = None
+
+    @property
+    def device(self) -> str:
+        """The device it multiplies on."""
+        return "cpu"
+
+    def missing(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys of factors that are not here yet."""
+        return tuple(key for key in keys if key not in self._factors)
+
+    def load(self, job: Job, factors: dict[str, Values]) -> None:
+        """Make a job's factors resident and attach its sinks."""
+        self._factors.update(factors)
+        missing = self.missing(job.factor_keys)
+        if missing:
+            raise WorkerStartError(f"{self.name} was not given the factors {', '.join(missing)}")
+        resident = tuple(self._factors[key] for key in job.factor_keys)
+        kernel = CpuKernel(resident, job.arithmetic, job.layout)
+        for sink in job.sinks:
+            sink.attach()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(
+                max_workers=64, thread_name_prefix="raymm", initializer=blas.prepare_thread
+            )
+        lanes = [Lane() for _ in range(job.lanes)]
+        self._jobs[job.id] = _Loaded(job, kernel, lanes, Buffer())
+
+    def run(self, job_id: str, tile: Tile, source: Source) -> tuple[Receipt, list[Piece]]:
+        """Multiply a tile and hand its blocks to the sinks.
+
+        Returns
+        -------
+        Receipt
+        list of Piece
+            What the driver must pass to ``receive``; empty for sinks that write by themselves.
+        """
+        begin = time.perf_counter()
+        loaded = self._jobs[job_id]
+        values = source.read(tile.start, tile.stop, loaded.staging)
+        read = time.perf_counter() - begin
+        operand = loaded.kernel.stage_in(values, self._map)
+        self._current = current = _TileRun(loaded.job.grid.blocks(tile))
+        assert self._pool is not None  # noqa: S101  load() came first
+        lanes = [
+            self._pool.submit(self._run_lane, loaded, tile, operand, lane, current)
+            for lane in loaded.lanes
+        ]
+        _wait(lanes)
+        receipt = Receipt(
+            tile,
+            self.name,
+            time.perf_counter() - begin,
+            read,
+            current.multiply_seconds,
+            current.write_seconds,
+            tuple(place for place, _ in current.pieces),
+        )
+        return receipt, [piece for _, piece in current.pieces]
+
+    def interrupt(self) -> None:
+        """End the tile under way after its current blocks; its receipt is worthless."""
+        if self._current is not None:
+            self._current.is_failed = True
+
+    def unload(self, job_id: str) -> None:
+        """Flush a job's sinks and drop its buffers."""
+        loaded = self._jobs.pop(job_id, None)
+        if loaded is not None:
+            for sink in loaded.job.sinks:
+                sink.flush()
+
+    def forget(self, keys: tuple[str, ...]) -> None:
+        """Drop factors."""
+        for key in keys:
+            self._factors.pop(key, None)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _map(self, function: Any, items: Any) -> Any:
+        """Map over items on the pool, at most `threads` at a time."""
+
+        def limited(item: Any) -> Any:
+            with self._slots:
+                return function(item)
+
+        assert self._pool is not None  # noqa: S101
+        return self._pool.map(limited, items)
+
+    def _run_lane(
+        self, loaded: _Loaded, tile: Tile, operand: Values, lane: Lane, current: _TileRun
+    ) -> None:
+        """Take blocks until there are none left: multiply in a slot, write outside of it."""
+        kernel, sinks = loaded.kernel, loaded.job.sinks
+        try:
+            while (bounds := current.next_block()) is not None:
+                with self._slots:
+                    begin = time.perf_counter()
+                    product = kernel.multiply(operand, bounds, tile.start, lane)
+                    block = Block(tile, bounds, kernel.stage_out(product, bounds, lane))
+                    multiplied = time.perf_counter()
+                written = [(place, sink.write(block)) for place, sink in enumerate(sinks)]
+                pieces = [(place, piece) for place, piece in written if piece is not None]
+                current.note(multiplied - begin, time.perf_counter() - multiplied, pieces)
+        except BaseException:
+            current.is_failed = True
+            raise
+
+
+def _wait(lanes: list[Future[None]]) -> None:
+    """Wait for all lanes, then raise the first error: nothing may still be writing."""
+    errors = [error for lane in lanes if (error := lane.exception()) is not None]
+    if errors:
+        raise errors[0]
+
+
+def factor_key(values: Values) -> str:
+    """Return the content key of a resident factor."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((values.shape, values.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return digest.hexdigest()
