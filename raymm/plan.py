@@ -93,15 +93,21 @@ class Plan:
         return self.chained.rows * self.grid.tile_columns * self.dtype.itemsize
 
     @property
-    def store_nbytes(self) -> int:
-        """Bytes in the object store at most."""
+    def store_tile_nbytes(self) -> int:
+        """Bytes in the object store for each tile in flight."""
         if self.resources.shares_memory:
             return 0
         huge = self.chained.canonical[-1]
-        per_tile = 0 if huge.path else huge.shape[0] * self.grid.tile_columns * huge.dtype.itemsize
-        per_tile += self.tile_nbytes if self.layout.travels else 0
-        in_flight = self.resources.workers * self.request.max_in_flight
-        return per_tile * min(in_flight, self.tiles) + self.cost.resident_nbytes
+        read = 0 if huge.path else huge.shape[0] * self.grid.tile_columns * huge.dtype.itemsize
+        return read + (self.tile_nbytes if self.layout.travels else 0)
+
+    @property
+    def store_nbytes(self) -> int:
+        """Bytes in the object store at most, if it is large enough for `max_in_flight`."""
+        if self.resources.shares_memory:
+            return 0
+        in_flight = min(self.resources.workers * self.request.max_in_flight, self.tiles)
+        return self.store_tile_nbytes * in_flight + self.cost.resident_nbytes
 
     @property
     def driver_nbytes(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from raymm.engines.base import Engine
 from raymm.engines.choosing import make_engine
 from raymm.errors import PlanError
-from raymm.events import Callback, Event
+from raymm.events import Callback
 from raymm.memory import parse_nbytes
 from raymm.order import Chained, arrange, output_dtype
 from raymm.paths import free_nbytes

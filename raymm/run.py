@@ -22,11 +22,11 @@ from raymm.events import (
     TileRetried,
     WorkerReady,
 )
-from raymm.kernels import exact
+from raymm.kernels import blas, exact
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic
 from raymm.kernels.fold import fold
-from raymm.kernels.threads import available_cores, one_blas_thread
+from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 from raymm.order import Fold
 from raymm.plan import Plan
 from raymm.sinks.base import OutputSpec, Sink
@@ -61,7 +61,9 @@ def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
     """
     loaded = [source.load() for source in sources[:-1]]
     dtype = plan.compute_dtype
-    with one_blas_thread(), ThreadPoolExecutor(available_cores()) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(
+        count_threads(count_cores()), initializer=blas.prepare_thread
+    ) as pool:
         if dtype.kind not in "iu":
             wide = [np.ascontiguousarray(values, dtype) for values in loaded]
             multiply = _folder(lambda left, right: fold(left, right, pool.map), wide)
@@ -129,7 +131,7 @@ def execute(
             sink.open(spec, plan.request.overwrite)
             opened.callback(sink.abort)
         notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
-        _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)
+        _run_tiles(plan, prepared, sources[-1], sinks, spec, engine, totals)
         residual = _verify(plan, sources, sinks) if plan.request.verify else None
         results = tuple(sink.commit() for sink in sinks)
         opened.pop_all()
@@ -160,6 +162,7 @@ def _run_tiles(
     prepared: Prepared,
     huge: Source,
     sinks: tuple[Sink, ...],
+    spec: OutputSpec,
     engine: Engine,
     totals: "_Totals",
 ) -> None:
@@ -171,11 +174,13 @@ def _run_tiles(
         plan.layout,
         prepared.arithmetic,
         sinks,
+        sum(sink.layout(spec).travels for sink in sinks),
         plan.lanes,
     )
     engine.open(plan.store_nbytes)
+    depth = engine.depth(plan.request.max_in_flight, plan.store_tile_nbytes)
     calls: Iterator[Call] = ((tile, huge) for tile in plan.grid)
-    outcomes = engine.run(job, factors, calls, plan.request.max_in_flight, totals)
+    outcomes = engine.run(job, factors, calls, depth, totals)
     try:
         with contextlib.closing(outcomes):  # type: ignore[type-var]
             for outcome in outcomes:

@@ -33,6 +33,8 @@ class Job:
     layout: Layout
     arithmetic: Arithmetic
     sinks: tuple[Sink, ...]
+    travelling: int
+    """How many of the sinks have their blocks handed back by workers in other processes."""
     lanes: int
     """Blocks under way at a time."""
 

@@ -28,7 +28,8 @@ ATTEMPTS = 4
 """How often a tile is tried before `TileError`."""
 START_SECONDS = 25.0
 """How long to wait while not one worker is ready."""
-DRAIN_SECONDS = 20.0
+DRAIN_SECONDS = 5.0
+"""How long tiles may still run after an error or an interrupt, before their workers are killed."""
 
 
 class LostError(Exception):
@@ -107,6 +108,11 @@ class Engine(ABC):
                 yield from dispatch.run()
             finally:
                 self._drain(list(dispatch.flight))
+
+    def depth(self, max_in_flight: int, tile_nbytes: int) -> int:
+        """Return how many tiles a worker may have, of so many bytes each in the object store."""
+        del tile_nbytes
+        return max_in_flight
 
     @abstractmethod
     def unload(self, job_id: str) -> None:

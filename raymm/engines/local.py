@@ -9,7 +9,7 @@ import psutil
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Handle, Outcome, WorkerId
-from raymm.kernels.threads import available_cores, one_blas_thread
+from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 from raymm.request import Resources
 from raymm.tiles import Tile
 from raymm.worker import Job, Receipt, Worker
@@ -21,8 +21,8 @@ class LocalEngine(Engine):
     Parameters
     ----------
     threads : int, optional
-        Blocks multiplied at a time, one BLAS thread each. Default: ``OMP_NUM_THREADS`` if set,
-        else the cores this process may use.
+        Blocks multiplied at a time, one BLAS thread each. Default: the cores this process may
+        use, at most ``OMP_NUM_THREADS``.
 
     Notes
     -----
@@ -34,7 +34,7 @@ class LocalEngine(Engine):
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__()
-        self.threads = threads or available_cores()
+        self.threads = threads or count_threads(count_cores())
         self._worker: Worker | None = None
         self._caller: ThreadPoolExecutor | None = None
 

@@ -9,14 +9,17 @@ import threadpoolctl
 from raymm.kernels import blas
 
 
-def available_cores() -> int:
-    """Return the threads to use: ``OMP_NUM_THREADS`` if the user set it, else this process's cores."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
+def count_cores() -> int:
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def count_threads(cores: int) -> int:
+    """Return the threads to use on `cores` cores: at most ``OMP_NUM_THREADS``, if that is set."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, min(cores, int(wanted)) if wanted.isdigit() and int(wanted) else cores)
 
 
 @contextlib.contextmanager
@@ -38,3 +41,9 @@ def one_blas_thread() -> Iterator[None]:
     else:
         with threadpoolctl.threadpool_limits(1, user_api="blas"):
             yield
+
+
+def limit_process() -> None:
+    """Limit BLAS to one thread per calling thread for good; for a worker's own process."""
+    if blas.library() == "numpy":
+        threadpoolctl.threadpool_limits(1, user_api="blas")

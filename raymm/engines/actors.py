@@ -1,0 +1,436 @@
+"""Ray: one actor per device, in a cluster of the caller's or one that this engine starts."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import psutil
+import ray
+from numpy.typing import NDArray
+from ray import exceptions as ray_errors
+
+from raymm.engines.base import (
+    DRAIN_SECONDS,
+    Call,
+    Engine,
+    Handle,
+    LostError,
+    Outcome,
+    WorkerId,
+)
+from raymm.errors import (
+    ExecutionError,
+    PlanError,
+    RaymmError,
+    WorkerStartError,
+)
+from raymm.kernels.threads import count_cores, count_threads, limit_process
+from raymm.request import Resources
+from raymm.sinks.base import Piece
+from raymm.sources.base import Source
+from raymm.sources.memory import ArraySource
+from raymm.tiles import Tile, ceil_div
+from raymm.worker import Job, Receipt, Worker
+
+Actor: TypeAlias = Any
+Ref: TypeAlias = Any
+"""Ray's handles are untyped."""
+
+MOST_CPU_WORKERS = 8
+"""Per node, by default: more would only multiply the memory of buffers."""
+STORE_NBYTES = 2**28
+"""Least object store of a Ray that raymm starts."""
+STORE_SHARE = 0.3
+"""Of memory, or of the store itself: what raymm fills at most."""
+
+_LOST = (
+    ray_errors.RayActorError,
+    ray_errors.ObjectLostError,
+    ray_errors.OutOfMemoryError,
+    ray_errors.WorkerCrashedError,
+    ray_errors.NodeDiedError,
+    ray_errors.ActorUnschedulableError,
+    ray_errors.TaskCancelledError,
+)
+_OURS_GONE = (ray_errors.LocalRayletDiedError, ray_errors.RaySystemError)
+
+
+class WorkerActor:
+    """A `Worker` in a process of its own; all that is special to an actor is here."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        limit_process()
+        self._worker = Worker(name, threads)
+
+    def load(self, job: Job, keys: tuple[str, ...], *factors: NDArray[Any]) -> tuple[str, int, int]:
+        """Make factors resident; Ray has resolved their references into arrays."""
+        self._worker.load(job, dict(zip(keys, factors, strict=True)))
+        return self._worker.device, self._worker.threads, os.getpid()
+
+    def run(self, job_id: str, tile: Tile, source: Source, pieces: int) -> Any:
+        """Multiply a tile; return its receipt, then its pieces, each an object of its own."""
+        receipt, handed_back = self._worker.run(job_id, tile, source)
+        if len(handed_back) != pieces:
+            raise ExecutionError(
+                f"a sink handed back {len(handed_back)} blocks of a tile, its layout "
+                f"announced {pieces}"
+            )
+        return (receipt, *handed_back) if pieces else receipt
+
+    def unload(self, job_id: str) -> None:
+        """Flush a job's sinks and drop its buffers."""
+        self._worker.unload(job_id)
+
+    def forget(self, keys: tuple[str, ...]) -> None:
+        """Drop factors."""
+        self._worker.forget(keys)
+
+
+class RayEngine(Engine):
+    """Workers that are Ray actors; used over many calls, resident factors stay loaded.
+
+    Parameters
+    ----------
+    num_workers : int, optional
+        Default: one per core, at most 8 per node; they share the node's cores.
+    num_gpus_per_worker : float
+        GPUs for each worker. This version has no kernel for GPUs: anything but 0 is refused.
+    threads_per_worker : int, optional
+        Blocks a worker multiplies at a time, one BLAS thread each. Default: ``OMP_NUM_THREADS``
+        if set, else the node's cores divided by its workers.
+    address : str, optional
+        A cluster to join. Default: the Ray that this process is connected to, or
+        ``RAY_ADDRESS``, else a private one on this machine, which ends with the engine.
+
+    Notes
+    -----
+    A Ray that was up before is used and left up. Actors have no fixed names, are never restarted
+    by Ray, and end with ``close()`` or with this process.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        num_gpus_per_worker: float = 0,
+        threads_per_worker: int | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__()
+        if num_workers is not None and num_workers < 1:
+            raise PlanError(f"num_workers={num_workers} must be at least 1")
+        self._wanted_workers, self._wanted_threads = num_workers, threads_per_worker
+        self._num_gpus, self._address = num_gpus_per_worker, address
+        self._started_ray = False
+        self._actors: dict[WorkerId, Actor] = {}
+        self._held: dict[WorkerId, set[str]] = {}
+        """Content keys of the factors that each worker holds, or is about to."""
+        self._factors: dict[str, Ref] = {}
+        self._sources: dict[int, Ref] = {}
+        """Tiles put into the object store and not finished, by index."""
+        self._pieces: dict[Ref, list[Ref]] = {}
+        self._flight: dict[Ref, WorkerId] = {}
+        self._count = 0
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def resources(self) -> Resources:
+        """Return what the workers will have.
+
+        Ray is not started to find out; a cluster that was named is joined.
+        """
+        if self._given_address:
+            self._connect(0)
+        cores, nodes, gpus = count_cores(), 1, 0
+        memory = psutil.virtual_memory()
+        store = int(memory.total * STORE_SHARE)
+        if ray.is_initialized() and (alive := _alive_nodes()):
+            nodes = len(alive)
+            cores = max(1, int(min(node.get("CPU", 0) for node in alive)))
+            store = int(min(node.get("object_store_memory", store) for node in alive))
+            gpus = int(sum(node.get("GPU", 0) for node in alive))
+        workers = self._wanted_workers or min(cores, MOST_CPU_WORKERS) * nodes
+        per_node = ceil_div(workers, nodes)
+        threads = self._wanted_threads or count_threads(max(1, cores // per_node))
+        free = memory.available // per_node
+        return Resources(self.name, workers, threads, free, store, nodes, gpus, False)
+
+    def open(self, in_flight_nbytes: int = 0) -> None:
+        """Join or start Ray, and start the workers without waiting for them."""
+        with self._lock:
+            self._connect(in_flight_nbytes)
+            resources = self.resources()
+            if len(self._actors) < resources.workers:
+                self._check_feasible(resources)
+            while len(self._actors) < resources.workers:
+                self._start(resources.threads)
+
+    def depth(self, max_in_flight: int, tile_nbytes: int) -> int:
+        """Keep tiles in flight within a share of the object store."""
+        if not tile_nbytes:
+            return max_in_flight
+        resources = self.resources()
+        budget = int(resources.store_nbytes * STORE_SHARE)
+        return max(1, min(max_in_flight, budget // (tile_nbytes * resources.workers)))
+
+    def close(self) -> None:
+        """End the workers, and Ray if this engine started it."""
+        with self._lock:
+            actors, started_ray = list(self._actors.values()), self._started_ray
+            self._forget_actors()
+            self._started_ray = False
+            _end(actors, started_ray)
+
+    def unload(self, job_id: str) -> None:
+        """Flush the job's sinks on all workers; one that died has nothing left to flush."""
+        if not self._actors or not ray.is_initialized():
+            return
+        calls = [actor.unload.remote(job_id) for actor in self._actors.values()]
+        for call in calls:
+            try:
+                ray.get(call, timeout=600)
+            except _LOST:
+                continue
+            except ray_errors.RayTaskError as error:
+                raise _cause(error) from None
+
+    @property
+    def _given_address(self) -> str | None:
+        return self._address or os.environ.get("RAY_ADDRESS")
+
+    def _connect(self, in_flight_nbytes: int) -> None:
+        """Use the Ray that is up, else join or start one."""
+        if ray.util.client.ray.is_connected():
+            raise PlanError(
+                "this process is connected through Ray Client (ray://), which sends every byte "
+                "through a proxy: run the script on the cluster with `ray job submit`"
+            )
+        if ray.is_initialized():
+            return
+        self._forget_actors()
+        address = self._given_address
+        if address and address.startswith("ray://"):
+            raise PlanError(f"address={address!r}: Ray Client is too slow; use `ray job submit`")
+        with _signal_handlers_kept(), _ray_errors("start" if address is None else "join"):
+            if address:
+                ray.init(address=address, log_to_driver=False)
+            else:
+                self._start_ray(in_flight_nbytes)
+        self._started_ray = True
+
+    def _start_ray(self, in_flight_nbytes: int) -> None:
+        total = psutil.virtual_memory().total
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            num_cpus=max(count_cores(), self._wanted_workers or 1),
+            logging_level=logging.ERROR,  # a library does not print where its Ray runs
+            object_store_memory=min(
+                max(4 * in_flight_nbytes, STORE_NBYTES), int(total * STORE_SHARE)
+            ),
+        )
+
+    def _check_feasible(self, resources: Resources) -> None:
+        if self._num_gpus:
+            asked = f"asked {self._num_gpus:g} GPU per worker, the cluster has {resources.gpus}"
+            if resources.gpus:
+                asked += ", and this version of raymm has no kernel for them"
+            raise WorkerStartError(f"{asked}: leave num_gpus_per_worker at 0 to use the CPUs")
+        largest = max((node.get("CPU", 0) for node in _alive_nodes()), default=0)
+        if largest < 1:
+            raise WorkerStartError(
+                f"asked {resources.threads} CPU per worker, the largest node has {largest:g}: "
+                "give Ray CPUs (num_cpus=)"
+            )
+
+    def _start(self, threads: int) -> WorkerId:
+        """Start a worker; it asks Ray for a CPU per thread."""
+        name = f"worker-{self._count}"
+        self._count += 1
+        largest = int(max((node.get("CPU", 1) for node in _alive_nodes()), default=1))
+        options = {"num_cpus": max(1, min(threads, largest)), "num_gpus": 0, "max_restarts": 0}
+        actor_class = ray.remote(WorkerActor).options(
+            max_task_retries=0, scheduling_strategy="SPREAD", **options
+        )
+        self._actors[name] = actor_class.remote(name, threads)
+        self._held[name] = set()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        actors = list(self._actors.values())
+        self._finalizer = weakref.finalize(self, _end, actors, self._started_ray)
+        return name
+
+    def _forget_actors(self) -> None:
+        for kept in (self._actors, self._held, self._factors, self._sources, self._pieces):
+            kept.clear()
+        self._flight.clear()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
+
+    def _workers(self) -> list[WorkerId]:
+        return list(self._actors)
+
+    def _load(self, worker: WorkerId, job: Job, factors: dict[str, NDArray[Any]]) -> Handle:
+        held = self._held[worker]
+        new = tuple(key for key in job.factor_keys if key not in held)
+        for key in new:
+            if key not in self._factors:
+                self._factors[key] = ray.put(factors[key])
+        held.update(new)
+        references = [self._factors[key] for key in new]
+        handle: Handle = self._actors[worker].load.remote(job, new, *references)
+        return handle
+
+    def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
+        tile, source = call
+        sent: Any = source
+        if isinstance(source, ArraySource):
+            if tile.index not in self._sources:
+                self._sources[tile.index] = ray.put(source.cut(tile.start, tile.stop))
+            sent = self._sources[tile.index]
+        count = job.travelling * sum(1 for _ in job.grid.blocks(tile)) if job.travelling else 0
+        method = self._actors[worker].run.options(num_returns=1 + count, name=f"raymm:{tile.index}")
+        receipt, *pieces = _as_list(method.remote(job.id, tile, sent, count))
+        self._flight[receipt] = worker
+        if pieces:
+            self._pieces[receipt] = pieces
+        handle: Handle = receipt
+        return handle
+
+    def _wait(self, handles: list[Handle], timeout: float) -> list[Handle]:
+        try:
+            ended, _ = ray.wait(
+                handles, num_returns=1, timeout=timeout, fetch_local=False
+            )
+        except _OURS_GONE as error:
+            raise ExecutionError(f"Ray is gone: {error}") from error
+        return list(ended)
+
+    def _result(self, handle: Handle) -> Any:
+        pieces = self._pieces.pop(handle, [])
+        self._flight.pop(handle, None)
+        try:
+            result = ray.get(handle)
+        except _LOST as error:
+            raise LostError(
+                _first_line(error), isinstance(error, ray_errors.RayActorError)
+            ) from error
+        except ray_errors.RayTaskError as error:
+            raise _cause(error) from None
+        except _OURS_GONE as error:
+            raise ExecutionError(f"Ray is gone: {error}") from error
+        if isinstance(result, Receipt):
+            return Outcome(result, _fetch(pieces))
+        return result[:2]
+
+    def _replace(self, worker: WorkerId) -> WorkerId:
+        actor = self._actors.pop(worker, None)
+        self._held.pop(worker, None)
+        if actor is not None:
+            ray.kill(actor)
+        return self._start(self.resources().threads)
+
+    def _finish(self, tile: Tile) -> None:
+        self._sources.pop(tile.index, None)
+
+    def _drain(self, handles: list[Handle]) -> None:
+        """Drop queued tiles, wait for running ones, kill workers that do not end."""
+        self._sources.clear()
+        self._pieces.clear()
+        if not handles or not ray.is_initialized():
+            return
+        with contextlib.suppress(*_LOST, *_OURS_GONE):
+            for handle in handles:
+                ray.cancel(handle)
+            _, running = ray.wait(
+                handles, num_returns=len(handles), timeout=DRAIN_SECONDS, fetch_local=False
+            )
+            for worker in {self._flight[each] for each in running if each in self._flight}:
+                self._held.pop(worker, None)
+                ray.kill(self._actors.pop(worker))
+        self._flight.clear()
+
+    def _diagnosis(self) -> str:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        threads = self.resources().threads
+        return (
+            f"no worker became ready: {len(self._actors)} workers of {threads} CPU each were "
+            f"asked for; the cluster has {total.get('CPU', 0):g} CPUs, {free.get('CPU', 0):g} of "
+            "them free. If the caller is an actor that holds them, give it fewer; if other jobs "
+            "do, wait for them or lower num_workers"
+        )
+
+
+def _alive_nodes() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _as_list(returned: Any) -> list[Ref]:
+    return returned if isinstance(returned, list) else [returned]
+
+
+def _fetch(pieces: list[Ref]) -> Iterator[Piece]:
+    """Yield pieces one at a time; each leaves the object store when the next is asked for."""
+    while pieces:
+        try:
+            yield ray.get(pieces.pop(0))
+        except _LOST as error:
+            raise ExecutionError(f"a finished block was lost: {_first_line(error)}") from error
+
+
+def _cause(error: Any) -> Exception:
+    """Return what was raised in a worker, with the worker's traceback as a note."""
+    cause = error.cause
+    cause = getattr(cause, "client_exc", None) or cause
+    if not isinstance(cause, Exception):
+        return ExecutionError(str(error))
+    if not isinstance(cause, RaymmError):
+        cause.add_note(f"In a worker:\n{error.traceback_str}")
+    return cause
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _ray_errors(verb: str) -> Iterator[None]:
+    """Turn what `ray.init` raises into one kind of error, Ray's own advice kept."""
+    try:
+        yield
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray_errors.RayError) as error:
+        raise WorkerStartError(f"could not {verb} Ray: {error}") from error
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Put the SIGTERM handler back that `ray.init` replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end(actors: list[Actor], started_ray: bool) -> None:
+    """Kill workers, and shut down a Ray of our own."""
+    if not ray.is_initialized():
+        return
+    for actor in actors:
+        with contextlib.suppress(*_LOST, *_OURS_GONE, ValueError):
+            ray.kill(actor)
+    if started_ray:
+        ray.shutdown()
