@@ -40,9 +40,7 @@ class DTypeError(PlanError, TypeError):
 class MemoryLimitError(PlanError, MemoryError):
     """The request needs more memory than it may use; raised before any compute."""
 
-    def __init__(
-        self, message: str = "", projected_nbytes: int = 0, memory_limit: int = 0
-    ) -> None:
+    def __init__(self, message: str = "", projected_nbytes: int = 0, memory_limit: int = 0) -> None:
         super().__init__(message, projected_nbytes, memory_limit)
         self.projected_nbytes = projected_nbytes
         """What the request would need, in bytes."""

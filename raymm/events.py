@@ -25,6 +25,9 @@ class WorkerReady:
     worker: str
     device: str
     threads: int
+    """Threads over a tile."""
+    pid: int
+    """Of its process; the driver's own where workers are threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,5 @@ class RunFinished:
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
-Event: TypeAlias = (
-    RunStarted | WorkerReady | WorkerLost | TileFinished | TileRetried | RunFinished
-)
+Event: TypeAlias = RunStarted | WorkerReady | WorkerLost | TileFinished | TileRetried | RunFinished
 Callback: TypeAlias = Callable[[Event], None]

@@ -9,19 +9,23 @@ from raymm.order import Chained
 from raymm.request import Request
 from raymm.tiles import PAGE_NBYTES, Grid, Layout, ceil_div, round_up
 
-C_RUN_NBYTES = 256 * 2**10
-"""Run of a C-order file: direct output of 256 KB reached what 512 KB did; 128 KB four fifths."""
-BLOCK_NBYTES = {"C": 48 * 2**20, "F": 6 * 2**20}
+C_RUN_NBYTES = 2**19
+"""Run of a C-order file: direct output of 512 KB runs reaches 0.9 of one contiguous stream, as 1 MB
+does; 256 KB reaches 0.8 (each run splits a reserved extent of the file)."""
+BLOCK_NBYTES = {"C": 64 * 2**20, "F": 6 * 2**20}
 """Output buffer of one block: C order pays for few rows per read of C, F order fits the cache."""
-TILE_NBYTES = {"C": 768 * 2**20, "F": 192 * 2**20}
-"""D of one tile written to a file: about 0.1 to 0.5 s of a worker."""
+TILE_NBYTES = {"C": 1536 * 2**20, "F": 192 * 2**20}
+"""D of one tile written to a file: about 0.1 to 1 s of a worker."""
 TRAVEL_NBYTES = 64 * 2**20
 """D of one tile that passes through the object store."""
-STAGED_NBYTES = 64 * 2**20
+STAGED_NBYTES, LARGEST_STAGED_NBYTES = 64 * 2**20, 256 * 2**20
+"""Of the huge operand's tile: as a rule, and where long runs of the output need more."""
 TILE_FLOP = 100e9
-SPREAD_NBYTES = 16 * 2**20
-"""D is cut into `SPREAD` tiles while each keeps this much, so that several workers share it."""
-SPREAD = 8
+"""Work of one tile: about a second of a core."""
+ROUND = 4
+"""Few tiles come in multiples of so many, so that no worker idles at the end of the run ..."""
+SPREAD_NBYTES, SPREAD_RUN_NBYTES = 16 * 2**20, 2**16
+"""... while each keeps this much of D, and runs of this length."""
 BLOCKS, BLOCKS_NBYTES = 16, 2**18
 """A tile has about so many blocks, unless they would be smaller than this."""
 
@@ -34,10 +38,12 @@ class CostOf:
     source_itemsize: int
     compute_itemsize: int
     output_itemsize: int
+    halo_columns: int = 0
 
     def __call__(self, grid: Grid) -> TileCost:
+        """Return what a worker holds for a tile of this grid."""
         sizes = self.source_itemsize, self.compute_itemsize, self.output_itemsize
-        return tile_cost(grid, self.group_shapes, sizes)
+        return tile_cost(grid, self.group_shapes, sizes, self.halo_columns)
 
 
 def choose_grid(
@@ -74,23 +80,24 @@ def _tile_width(
         STAGED_NBYTES // staged_nbytes,
         int(TILE_FLOP / max(1, flop_per_column)),
     )
-    # A C-order file is written in runs as long as a tile is wide, and read likewise.
-    shortest = layout.run_nbytes // 2 // itemsize if layout.order == "C" else 1
-    width = max(width, shortest, 1)
+    # A C-order file is written in runs as long as a tile is wide, and C is read likewise.
+    shortest = layout.run_nbytes // itemsize if layout.order == "C" else 1
+    width = max(width, min(shortest, LARGEST_STAGED_NBYTES // staged_nbytes), 1)
     count = ceil_div(columns, width)
-    if count <= SPREAD * SPREAD:
-        # A round number of tiles leaves no worker idle at the end.
-        spread = min(SPREAD, max(1, columns * column_nbytes // SPREAD_NBYTES))
-        count = round_up(max(count, spread), SPREAD) if count > spread else spread
+    if count < ROUND:
+        smallest = max(SPREAD_NBYTES, SPREAD_RUN_NBYTES // itemsize * column_nbytes)
+        count = max(count, min(ROUND, columns * column_nbytes // smallest))
+    elif count <= ROUND**3:
+        count = round_up(count, ROUND)
     width = max(1, ceil_div(columns, max(count, 1)))
-    return min(max(columns, 1), _page_columns(width, rows, itemsize, layout))
+    step = _page_columns(rows, itemsize, layout)
+    return min(max(columns, 1), round_up(width, step) if width >= 8 * step else width)
 
 
-def _page_columns(width: int, rows: int, itemsize: int, layout: Layout) -> int:
-    """Round a width up so that tiles begin on a page of the output, where that costs little."""
+def _page_columns(rows: int, itemsize: int, layout: Layout) -> int:
+    """Return how many columns it takes to get from one page of the output to another."""
     step_nbytes = itemsize if layout.order == "C" else max(1, rows * itemsize)
-    step = PAGE_NBYTES // math.gcd(PAGE_NBYTES, step_nbytes)
-    return round_up(width, step) if width >= 8 * step else width
+    return PAGE_NBYTES // math.gcd(PAGE_NBYTES, step_nbytes)
 
 
 def _block_shape(
@@ -104,8 +111,9 @@ def _block_shape(
         if panel * column_nbytes < target:
             panel = min(width, max(panel, target // 4 // column_nbytes))
         return max(1, panel), min(max(rows, 1), max(16, target // (panel * itemsize)))
-    panel = max(16, min(width, target // column_nbytes))
-    panel = min(width, _page_columns(panel, rows, itemsize, layout))
+    panel = max(16, target // column_nbytes)
+    step = _page_columns(rows, itemsize, layout)
+    panel = min(width, panel - panel % step if panel >= step else panel)
     block_rows = max(1, target // (panel * itemsize))
     if block_rows >= rows:
         return panel, max(rows, 1)
@@ -118,7 +126,7 @@ def _shrink(grid: Grid, cost_of: CostOf, layout: Layout, request: Request) -> Gr
     while cost_of(grid).worker_nbytes(1) > limit:
         cost = cost_of(grid)
         if cost.block_nbytes > limit // 4 and grid.block_rows * grid.panel_columns > 1:
-            if layout.order == "C" and grid.block_rows > 16 or grid.panel_columns == 1:
+            if (layout.order == "C" and grid.block_rows > 16) or grid.panel_columns == 1:
                 grid = replace(grid, block_rows=ceil_div(grid.block_rows, 2))
             else:
                 grid = replace(grid, panel_columns=ceil_div(grid.panel_columns, 2))

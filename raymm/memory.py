@@ -87,6 +87,7 @@ def tile_cost(
     grid: Grid,
     group_shapes: tuple[tuple[int, int], ...],
     itemsizes: tuple[int, int, int],
+    halo_columns: int = 0,
 ) -> TileCost:
     """Return what a worker holds for one tile.
 
@@ -97,15 +98,17 @@ def tile_cost(
         Shapes of the resident factors, outermost first.
     itemsizes : (int, int, int)
         Bytes of one value of the huge operand, of the arithmetic and of D.
+    halo_columns : int
+        Columns that a block holds beyond its own.
     """
     source_itemsize, compute_itemsize, output_itemsize = itemsizes
     inner_length = group_shapes[-1][1] if group_shapes else grid.rows
-    width = min(grid.tile_columns, grid.columns)
+    width = min(grid.tile_columns + halo_columns, grid.columns)
     staged = inner_length * width * source_itemsize
     if compute_itemsize != source_itemsize:
         staged += inner_length * width * compute_itemsize
     inner = sum(rows for rows, _ in group_shapes[1:]) * width * compute_itemsize
-    entries = min(grid.block_rows, grid.rows) * min(grid.panel_columns, width)
+    entries = min(grid.block_rows, grid.rows) * min(grid.panel_columns + halo_columns, width)
     block = entries * output_itemsize
     if compute_itemsize != output_itemsize:
         block += entries * compute_itemsize

@@ -1,6 +1,7 @@
 """What an operand is before it is read: shape, dtype, strides, where it lives."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def check_chain(operands: tuple[Operand, ...]) -> None:
             f"{operand} has {len(operand.shape)} axes, {wanted} is needed there; "
             f"the chain is {everything}"
         )
-    for left, right in zip(operands, operands[1:], strict=False):
+    for left, right in pairwise(operands):
         if left.shape[-1] != right.shape[0]:
             raise ShapeError(
                 f"{left} @ {right}: {left.shape[-1]} != {right.shape[0]}; "

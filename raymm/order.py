@@ -49,6 +49,11 @@ class Chained:
     """D's dtype before `dtype=`."""
 
     @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Shapes of the matrices, in canonical orientation."""
+        return tuple((each.shape[0], each.shape[1]) for each in self.canonical)
+
+    @property
     def rows(self) -> int:
         """Rows of D in canonical orientation."""
         return self.canonical[0].shape[0]
@@ -142,9 +147,7 @@ def output_dtype(dtype: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype
     return wanted.newbyteorder("=")
 
 
-def compute_dtype(
-    dtype: np.dtype[Any], output: np.dtype[Any], precision: str
-) -> np.dtype[Any]:
+def compute_dtype(dtype: np.dtype[Any], output: np.dtype[Any], precision: str) -> np.dtype[Any]:
     """Return the dtype of the arithmetic for float and complex results.
 
     Half precision accumulates in float32, `dtype=` wider than the operands widens the arithmetic.

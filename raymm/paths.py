@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 from raymm.errors import PlanError, SinkError
-from raymm.memory import format_nbytes
 
 
 def local_path(value: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
@@ -52,18 +51,3 @@ def free_nbytes(path: Path) -> int:
     except OSError:
         return 0
     return status.f_bavail * status.f_frsize
-
-
-def full_disk_error(path: Path, needed: int, free: int, replaced: int) -> SinkError:
-    """Return the error for an output that the disk cannot hold."""
-    hint = "use another disk or free some space"
-    if replaced and needed <= free + replaced:
-        hint = (
-            f"the old file ({format_nbytes(replaced)}) is kept until the new one is complete: "
-            "delete it first"
-        )
-    return SinkError(
-        28,
-        f"{path} needs {needed:,} bytes ({format_nbytes(needed)}), {free:,} are free "
-        f"({format_nbytes(free)}): {hint}",
-    )

@@ -20,6 +20,7 @@ from raymm.tiles import Grid, Layout
 RAY_SECONDS = 20.0
 """Predicted run from which Ray's start-up is noise and losing a tile is cheaper than the run."""
 
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the plan must know of the outputs of a pass."""
@@ -181,8 +182,10 @@ class Plan:
         kept = [group.text(names) for group in self.groups]
         grid, resources = self.grid, self.resources
         each = f"{resources.workers} x {resources.threads} threads"
-        disk = "" if self.free_disk_nbytes is None else (
-            f", {format_nbytes(self.free_disk_nbytes)} free"
+        disk = (
+            ""
+            if self.free_disk_nbytes is None
+            else (f", {format_nbytes(self.free_disk_nbytes)} free")
         )
         where = "memory" if self.is_resident_output else f"disk{disk}"
         seconds = self.seconds
@@ -262,7 +265,7 @@ def make_plan(
     reason: str = "as asked",
 ) -> Plan:
     """Plan a chain for one output; raises for what can never run."""
-    groups = multiplication_order(tuple(each.shape for each in chained.canonical))
+    groups = multiplication_order(chained.shapes)
     dtype = output_dtype(chained.dtype, request.dtype)
     computed = compute_dtype(chained.dtype, dtype, request.precision)
     cost_of = CostOf(
@@ -270,6 +273,7 @@ def make_plan(
         chained.canonical[-1].dtype.itemsize,
         computed.itemsize,
         dtype.itemsize,
+        target.layout.halo_columns,
     )
     layout = target.layout
     flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)
@@ -285,11 +289,9 @@ def make_plan(
 def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
     """Return how many blocks a worker has under way: fewer where memory is short."""
     wanted = LANES_PER_THREAD * resources.threads
-    limit = request.memory_limit
-    if limit is None or not cost.block_nbytes:
-        return wanted
+    limit = request.memory_limit or resources.memory_nbytes // 4
     spare = limit - cost.worker_nbytes(0)
-    return max(1, min(wanted, spare // cost.block_nbytes))
+    return max(1, min(wanted, spare // max(1, cost.block_nbytes)))
 
 
 def _notes(chained: Chained, request: Request) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Chain:
         product = " @ ".join(str(source.operand) for source in self._sources)
         return f"<raymm.Chain {product} -> {self.shape} {self.dtype}>"
 
-    def plan(
+    def plan(  # noqa: PLR0913  the common keywords
         self,
         out: Any = None,
         *,
@@ -91,7 +91,7 @@ class Chain:
             chosen.close()
         return plan
 
-    def write(
+    def write(  # noqa: PLR0913  the common keywords
         self,
         out: Any,
         *,
@@ -149,7 +149,7 @@ class Chain:
         )
         return self._execute((as_sink(out),), request, engine, progress)[0]
 
-    def compute(
+    def compute(  # noqa: PLR0913  the common keywords
         self,
         *,
         dtype: DTypeLike | None = None,
@@ -176,7 +176,7 @@ class Chain:
         result: NDArray[Any] = self._execute((Array(),), request, engine, progress)[0]
         return result
 
-    def run(
+    def run(  # noqa: PLR0913  the common keywords
         self,
         *sinks: Any,
         dtype: DTypeLike | None = None,
@@ -270,7 +270,7 @@ def chain(operands: Sequence[Any]) -> Chain:
     return _chain_of(tuple(open_source(each, _letter(i)) for i, each in enumerate(operands)))
 
 
-def multi_dot(
+def multi_dot(  # noqa: PLR0913  the common keywords
     operands: Sequence[Any],
     *,
     out: Any = None,
@@ -335,7 +335,7 @@ def _letter(place: int) -> str:
     return chr(ord("A") + place) if place < 26 else f"operand {place}"
 
 
-def _request(
+def _request(  # noqa: PLR0913  the common keywords
     dtype: DTypeLike | None,
     precision: Precision,
     memory_limit: int | str | None,
@@ -364,7 +364,11 @@ def _target(sinks: tuple[Sink, ...], chained: Chained, request: Request) -> Targ
     first = next((each for each in layouts if not each.travels), layouts[0])
     return Target(
         ", ".join(sink.name for sink in sinks),
-        replace(first, travels=any(each.travels for each in layouts)),
+        replace(
+            first,
+            halo_columns=max(each.halo_columns for each in layouts),
+            travels=any(each.travels for each in layouts),
+        ),
         any(isinstance(sink, Array) for sink in sinks),
         None if path is None else free_nbytes(path),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Outcome
-from raymm.errors import PlanError
+from raymm.errors import PlanError, RaymmError
 from raymm.events import (
     Callback,
     Event,
@@ -61,9 +61,10 @@ def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
     """
     loaded = [source.load() for source in sources[:-1]]
     dtype = plan.compute_dtype
-    with one_blas_thread(), ThreadPoolExecutor(
-        count_threads(count_cores()), initializer=blas.prepare_thread
-    ) as pool:
+    with (
+        one_blas_thread(),
+        ThreadPoolExecutor(count_threads(count_cores()), initializer=blas.prepare_thread) as pool,
+    ):
         if dtype.kind not in "iu":
             wide = [np.ascontiguousarray(values, dtype) for values in loaded]
             multiply = _folder(lambda left, right: fold(left, right, pool.map), wide)
@@ -75,7 +76,9 @@ def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
         multiply = _folder(lambda left, right: exact.fold_exact(left, right, pool.map), limited)
         groups = tuple(multiply(group) for group in plan.groups)
     chosen = _exact_dtype(plan, groups, sources[-1])
-    return Prepared(tuple(group.values for group in groups), Arithmetic(chosen, plan.dtype, False, True))
+    return Prepared(
+        tuple(group.values for group in groups), Arithmetic(chosen, plan.dtype, False, True)
+    )
 
 
 def _folder(product: Callable[[Any, Any], Any], factors: list[Any]) -> Callable[[Fold], Any]:
@@ -131,7 +134,7 @@ def execute(
             sink.open(spec, plan.request.overwrite)
             opened.callback(sink.abort)
         notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
-        _run_tiles(plan, prepared, sources[-1], sinks, spec, engine, totals)
+        _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)
         residual = _verify(plan, sources, sinks) if plan.request.verify else None
         results = tuple(sink.commit() for sink in sinks)
         opened.pop_all()
@@ -140,12 +143,11 @@ def execute(
     return results
 
 
-def _verify(
-    plan: Plan, sources: tuple[Source, ...], sinks: tuple[Sink, ...]
-) -> float | None:
+def _verify(plan: Plan, sources: tuple[Source, ...], sinks: tuple[Sink, ...]) -> float | None:
     """Check every output that holds D, before it appears under its name."""
     views = [view for sink in sinks if (view := sink.view()) is not None]
-    residuals = [check_product(view, sources, plan.request.precision) for view in views]
+    precision, is_transposed = plan.request.precision, plan.chained.is_transposed
+    residuals = [check_product(view, sources, precision, is_transposed) for view in views]
     return max(residuals, default=None)
 
 
@@ -162,32 +164,45 @@ def _run_tiles(
     prepared: Prepared,
     huge: Source,
     sinks: tuple[Sink, ...],
-    spec: OutputSpec,
     engine: Engine,
     totals: "_Totals",
 ) -> None:
-    factors = {factor_key(values): values for values in prepared.factors}
-    job = Job(
-        uuid.uuid4().hex,
-        tuple(factor_key(values) for values in prepared.factors),
-        plan.grid,
-        plan.layout,
-        prepared.arithmetic,
-        sinks,
-        sum(sink.layout(spec).travels for sink in sinks),
-        plan.lanes,
-    )
+    """Send every tile through the engine; afterwards all workers have let go of the sinks."""
+    job, factors = _make_job(plan, prepared, sinks)
     engine.open(plan.store_nbytes)
     depth = engine.depth(plan.request.max_in_flight, plan.store_tile_nbytes)
     calls: Iterator[Call] = ((tile, huge) for tile in plan.grid)
     outcomes = engine.run(job, factors, calls, depth, totals)
     try:
-        with contextlib.closing(outcomes):  # type: ignore[type-var]
-            for outcome in outcomes:
-                _receive(outcome, sinks)
-                totals.add(plan, outcome)
-    finally:
-        engine.unload(job.id)
+        for outcome in outcomes:
+            _receive(outcome, sinks)
+            totals.add(plan, outcome)
+    except BaseException:
+        outcomes.close()
+        with contextlib.suppress(RaymmError):  # the first error is the one to tell
+            engine.unload(job.id, sync=False)
+        raise
+    engine.unload(job.id, sync=True)
+
+
+def _make_job(
+    plan: Plan, prepared: Prepared, sinks: tuple[Sink, ...]
+) -> tuple[Job, dict[str, Values]]:
+    """Return what workers must know, and the resident factors by their content keys."""
+    spec = output_spec(plan)
+    keys = tuple(map(factor_key, prepared.factors))
+    travelling = sum(sink.layout(spec).travels for sink in sinks)
+    job = Job(
+        uuid.uuid4().hex,
+        keys,
+        plan.grid,
+        plan.layout,
+        prepared.arithmetic,
+        sinks,
+        travelling,
+        plan.lanes,
+    )
+    return job, dict(zip(keys, prepared.factors, strict=True))
 
 
 def _receive(outcome: Outcome, sinks: tuple[Sink, ...]) -> None:

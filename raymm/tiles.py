@@ -42,6 +42,11 @@ class Bounds:
         """``(rows, columns)``."""
         return self.row_stop - self.row_start, self.column_stop - self.column_start
 
+    def widened(self, columns: int, limit: int) -> "Bounds":
+        """Return them with up to `columns` more to the right, none beyond `limit`."""
+        stop = min(self.column_stop + columns, limit)
+        return Bounds(self.row_start, self.row_stop, self.column_start, stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -60,6 +65,9 @@ class Layout:
     """Position of D[0, 0], in bytes."""
     row_nbytes: int
     column_nbytes: int
+    halo_columns: int = 0
+    """How many columns beyond its own a block also holds, where D has them: rows of a C-order file
+    do not begin on a page, so each row's run is cut at the page after the block's nominal end."""
     travels: bool = False
     """Whether blocks pass through the object store when workers are other processes."""
 

@@ -38,6 +38,10 @@ class Job:
     lanes: int
     """Blocks under way at a time."""
 
+    def read_stop(self, tile: Tile) -> int:
+        """Return up to which column of the huge operand a tile is read: the halo included."""
+        return min(tile.stop + self.layout.halo_columns, self.grid.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -57,8 +61,6 @@ class Receipt:
 class _Loaded:
     job: Job
     kernel: CpuKernel
-    lanes: list[Lane]
-    staging: Buffer
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Worker:
 
     1. ``load(job, factors)`` once per job; several may be loaded, equal factors are held once.
     2. ``run(job_id, tile, source)`` any number of times, one tile at a time.
-    3. ``unload(job_id)`` flushes its sinks; the factors stay until ``forget``.
+    3. ``unload(job_id, sync)`` detaches its sinks; the factors stay until ``forget``.
 
     Blocks are multiplied by at most `threads` threads at a time, one BLAS thread each, and written
     meanwhile by as many more. Which thread takes which block changes nothing in the result.
@@ -101,6 +103,9 @@ class Worker:
         self._slots = threading.Semaphore(threads)
         self._pool: ThreadPoolExecutor | None = None
         self._current: _TileRun | None = None
+        # Touching fresh memory costs as much as writing it out: buffers outlive their job.
+        self._lanes: list[Lane] = []
+        self._staging = Buffer()
 
     @property
     def device(self) -> str:
@@ -125,8 +130,8 @@ class Worker:
             self._pool = ThreadPoolExecutor(
                 max_workers=64, thread_name_prefix="raymm", initializer=blas.prepare_thread
             )
-        lanes = [Lane() for _ in range(job.lanes)]
-        self._jobs[job.id] = _Loaded(job, kernel, lanes, Buffer())
+        self._lanes += [Lane() for _ in range(job.lanes - len(self._lanes))]
+        self._jobs[job.id] = _Loaded(job, kernel)
 
     def run(self, job_id: str, tile: Tile, source: Source) -> tuple[Receipt, list[Piece]]:
         """Multiply a tile and hand its blocks to the sinks.
@@ -139,14 +144,14 @@ class Worker:
         """
         begin = time.perf_counter()
         loaded = self._jobs[job_id]
-        values = source.read(tile.start, tile.stop, loaded.staging)
+        values = source.read(tile.start, loaded.job.read_stop(tile), self._staging)
         read = time.perf_counter() - begin
         operand = loaded.kernel.stage_in(values, self._map)
         self._current = current = _TileRun(loaded.job.grid.blocks(tile))
-        assert self._pool is not None  # noqa: S101  load() came first
+        assert self._pool is not None
         lanes = [
             self._pool.submit(self._run_lane, loaded, tile, operand, lane, current)
-            for lane in loaded.lanes
+            for lane in self._lanes[: loaded.job.lanes]
         ]
         _wait(lanes)
         receipt = Receipt(
@@ -165,12 +170,12 @@ class Worker:
         if self._current is not None:
             self._current.is_failed = True
 
-    def unload(self, job_id: str) -> None:
-        """Flush a job's sinks and drop its buffers."""
+    def unload(self, job_id: str, sync: bool) -> None:
+        """Detach a job's sinks; buffers and factors stay for the next job."""
         loaded = self._jobs.pop(job_id, None)
         if loaded is not None:
             for sink in loaded.job.sinks:
-                sink.flush()
+                sink.detach(sync)
 
     def forget(self, keys: tuple[str, ...]) -> None:
         """Drop factors."""
@@ -190,22 +195,24 @@ class Worker:
             with self._slots:
                 return function(item)
 
-        assert self._pool is not None  # noqa: S101
+        assert self._pool is not None
         return self._pool.map(limited, items)
 
     def _run_lane(
         self, loaded: _Loaded, tile: Tile, operand: Values, lane: Lane, current: _TileRun
     ) -> None:
         """Take blocks until there are none left: multiply in a slot, write outside of it."""
-        kernel, sinks = loaded.kernel, loaded.job.sinks
+        kernel, job = loaded.kernel, loaded.job
+        halo, columns = job.layout.halo_columns, job.grid.columns
         try:
             while (bounds := current.next_block()) is not None:
                 with self._slots:
                     begin = time.perf_counter()
-                    product = kernel.multiply(operand, bounds, tile.start, lane)
-                    block = Block(tile, bounds, kernel.stage_out(product, bounds, lane))
+                    widened = bounds.widened(halo, columns)
+                    product = kernel.multiply(operand, widened, tile.start, lane)
+                    block = Block(tile, bounds, kernel.stage_out(product, widened, lane))
                     multiplied = time.perf_counter()
-                written = [(place, sink.write(block)) for place, sink in enumerate(sinks)]
+                written = [(place, sink.write(block)) for place, sink in enumerate(job.sinks)]
                 pieces = [(place, piece) for place, piece in written if piece is not None]
                 current.note(multiplied - begin, time.perf_counter() - multiplied, pieces)
         except BaseException:

@@ -40,11 +40,15 @@ from raymm.worker import Job, Receipt, Worker
 Actor: TypeAlias = Any
 Ref: TypeAlias = Any
 """Ray's handles are untyped."""
+_ray: Any = ray
+"""Ray with its partial annotations out of the way."""
 
 MOST_CPU_WORKERS = 8
 """Per node, by default: more would only multiply the memory of buffers."""
 STORE_NBYTES = 2**28
 """Least object store of a Ray that raymm starts."""
+SYNC_SECONDS = 600.0
+"""How long a worker may take to get what it wrote onto the disk."""
 STORE_SHARE = 0.3
 """Of memory, or of the store itself: what raymm fills at most."""
 
@@ -82,9 +86,9 @@ class WorkerActor:
             )
         return (receipt, *handed_back) if pieces else receipt
 
-    def unload(self, job_id: str) -> None:
-        """Flush a job's sinks and drop its buffers."""
-        self._worker.unload(job_id)
+    def unload(self, job_id: str, sync: bool) -> None:
+        """Detach a job's sinks and drop its buffers."""
+        self._worker.unload(job_id, sync)
 
     def forget(self, keys: tuple[str, ...]) -> None:
         """Drop factors."""
@@ -131,12 +135,15 @@ class RayEngine(Engine):
         self._started_ray = False
         self._actors: dict[WorkerId, Actor] = {}
         self._held: dict[WorkerId, set[str]] = {}
-        """Content keys of the factors that each worker holds, or is about to."""
+        """Content keys of the factors that each worker holds."""
         self._factors: dict[str, Ref] = {}
         self._sources: dict[int, Ref] = {}
         """Tiles put into the object store and not finished, by index."""
         self._pieces: dict[Ref, list[Ref]] = {}
         self._flight: dict[Ref, WorkerId] = {}
+        self._loading: dict[Ref, tuple[WorkerId, tuple[str, ...]]] = {}
+        self._loaded: set[WorkerId] = set()
+        """Workers that have the current job's sinks attached."""
         self._count = 0
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -187,16 +194,21 @@ class RayEngine(Engine):
             self._started_ray = False
             _end(actors, started_ray)
 
-    def unload(self, job_id: str) -> None:
-        """Flush the job's sinks on all workers; one that died has nothing left to flush."""
-        if not self._actors or not ray.is_initialized():
+    def unload(self, job_id: str, sync: bool) -> None:
+        """Detach the job's sinks on all workers; one that died has nothing left to sync."""
+        loaded = [self._actors[worker] for worker in self._loaded if worker in self._actors]
+        self._loaded.clear()
+        if not ray.is_initialized():
             return
-        calls = [actor.unload.remote(job_id) for actor in self._actors.values()]
+        calls = [actor.unload.remote(job_id, sync) for actor in loaded]
         for call in calls:
             try:
-                ray.get(call, timeout=600)
-            except _LOST:
-                continue
+                ray.get(call, timeout=SYNC_SECONDS if sync else DRAIN_SECONDS)
+            except (*_LOST, ray_errors.GetTimeoutError) as error:
+                if isinstance(error, ray_errors.GetTimeoutError) and sync:
+                    raise ExecutionError(
+                        f"a worker did not sync its output within {SYNC_SECONDS:.0f} s"
+                    ) from error
             except ray_errors.RayTaskError as error:
                 raise _cause(error) from None
 
@@ -206,7 +218,7 @@ class RayEngine(Engine):
 
     def _connect(self, in_flight_nbytes: int) -> None:
         """Use the Ray that is up, else join or start one."""
-        if ray.util.client.ray.is_connected():
+        if _ray.util.client.ray.is_connected():
             raise PlanError(
                 "this process is connected through Ray Client (ray://), which sends every byte "
                 "through a proxy: run the script on the cluster with `ray job submit`"
@@ -271,6 +283,7 @@ class RayEngine(Engine):
         for kept in (self._actors, self._held, self._factors, self._sources, self._pieces):
             kept.clear()
         self._flight.clear()
+        self._loading.clear()
         if self._finalizer is not None:
             self._finalizer.detach()
             self._finalizer = None
@@ -284,9 +297,9 @@ class RayEngine(Engine):
         for key in new:
             if key not in self._factors:
                 self._factors[key] = ray.put(factors[key])
-        held.update(new)
         references = [self._factors[key] for key in new]
         handle: Handle = self._actors[worker].load.remote(job, new, *references)
+        self._loading[handle] = worker, new
         return handle
 
     def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
@@ -294,7 +307,7 @@ class RayEngine(Engine):
         sent: Any = source
         if isinstance(source, ArraySource):
             if tile.index not in self._sources:
-                self._sources[tile.index] = ray.put(source.cut(tile.start, tile.stop))
+                self._sources[tile.index] = ray.put(source.cut(tile.start, job.read_stop(tile)))
             sent = self._sources[tile.index]
         count = job.travelling * sum(1 for _ in job.grid.blocks(tile)) if job.travelling else 0
         method = self._actors[worker].run.options(num_returns=1 + count, name=f"raymm:{tile.index}")
@@ -307,9 +320,7 @@ class RayEngine(Engine):
 
     def _wait(self, handles: list[Handle], timeout: float) -> list[Handle]:
         try:
-            ended, _ = ray.wait(
-                handles, num_returns=1, timeout=timeout, fetch_local=False
-            )
+            ended, _ = ray.wait(handles, num_returns=1, timeout=timeout, fetch_local=False)
         except _OURS_GONE as error:
             raise ExecutionError(f"Ray is gone: {error}") from error
         return list(ended)
@@ -317,8 +328,9 @@ class RayEngine(Engine):
     def _result(self, handle: Handle) -> Any:
         pieces = self._pieces.pop(handle, [])
         self._flight.pop(handle, None)
+        loading = self._loading.pop(handle, None)
         try:
-            result = ray.get(handle)
+            result = _ray.get(handle)
         except _LOST as error:
             raise LostError(
                 _first_line(error), isinstance(error, ray_errors.RayActorError)
@@ -329,7 +341,10 @@ class RayEngine(Engine):
             raise ExecutionError(f"Ray is gone: {error}") from error
         if isinstance(result, Receipt):
             return Outcome(result, _fetch(pieces))
-        return result[:2]
+        if loading is not None and loading[0] in self._held:
+            self._held[loading[0]].update(loading[1])
+            self._loaded.add(loading[0])
+        return result
 
     def _replace(self, worker: WorkerId) -> WorkerId:
         actor = self._actors.pop(worker, None)
@@ -350,16 +365,21 @@ class RayEngine(Engine):
         with contextlib.suppress(*_LOST, *_OURS_GONE):
             for handle in handles:
                 ray.cancel(handle)
-            _, running = ray.wait(
+            ended, running = ray.wait(
                 handles, num_returns=len(handles), timeout=DRAIN_SECONDS, fetch_local=False
             )
+            for handle in ended:
+                if handle in self._loading:  # that worker is ready after all
+                    with contextlib.suppress(Exception):
+                        self._result(handle)
             for worker in {self._flight[each] for each in running if each in self._flight}:
                 self._held.pop(worker, None)
                 ray.kill(self._actors.pop(worker))
         self._flight.clear()
+        self._loading.clear()
 
     def _diagnosis(self) -> str:
-        total, free = ray.cluster_resources(), ray.available_resources()
+        total, free = _ray.cluster_resources(), _ray.available_resources()
         threads = self.resources().threads
         return (
             f"no worker became ready: {len(self._actors)} workers of {threads} CPU each were "
@@ -370,7 +390,7 @@ class RayEngine(Engine):
 
 
 def _alive_nodes() -> list[dict[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in _ray.nodes() if node["Alive"]]
 
 
 def _as_list(returned: Any) -> list[Ref]:
@@ -381,7 +401,7 @@ def _fetch(pieces: list[Ref]) -> Iterator[Piece]:
     """Yield pieces one at a time; each leaves the object store when the next is asked for."""
     while pieces:
         try:
-            yield ray.get(pieces.pop(0))
+            yield _ray.get(pieces.pop(0))
         except _LOST as error:
             raise ExecutionError(f"a finished block was lost: {_first_line(error)}") from error
 
@@ -393,13 +413,13 @@ def _cause(error: Any) -> Exception:
     if not isinstance(cause, Exception):
         return ExecutionError(str(error))
     if not isinstance(cause, RaymmError):
-        cause.add_note(f"In a worker:\n{error.traceback_str}")
+        cause.add_note(f"In a worker:\n{getattr(error, 'traceback_str', error)}")
     return cause
 
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
 
 
 @contextlib.contextmanager

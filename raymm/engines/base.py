@@ -4,7 +4,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Generator, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -86,7 +86,7 @@ class Engine(ABC):
         calls: Iterable[Call],
         max_in_flight: int,
         notify: Callback,
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """Yield each tile's outcome once, in the order they finish.
 
         The consumer's speed is the backpressure: a worker has at most `max_in_flight` tiles, and
@@ -115,8 +115,8 @@ class Engine(ABC):
         return max_in_flight
 
     @abstractmethod
-    def unload(self, job_id: str) -> None:
-        """Make all workers flush a job's sinks and drop its buffers."""
+    def unload(self, job_id: str, sync: bool) -> None:
+        """Make all workers detach a job's sinks, durably if `sync`, and drop its buffers."""
 
     def _limits(self) -> AbstractContextManager[None]:
         """Return what must hold in this process while tiles are computed."""
@@ -136,7 +136,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _result(self, handle: Handle) -> Any:
-        """Return `Outcome` of a tile or (device, threads) of a load; `LostError` if it is gone."""
+        """Return `Outcome` of a tile or (device, threads, pid) of a load; `LostError` if it is gone."""
 
     @abstractmethod
     def _replace(self, worker: WorkerId) -> WorkerId:
@@ -179,12 +179,11 @@ class _Dispatch:
         seen = bytearray(len(self.job.grid))
         for worker in self.engine._workers():
             self._load(worker)
-        begin = time.monotonic()
         while True:
             self._fill()
             if not self._has_tiles():
                 return
-            for handle in self._next(begin):
+            for handle in self._next():
                 worker, call = self.flight.pop(handle)
                 outcome = self._take(handle, worker, call)
                 if outcome is None or call is None or seen[call[0].index]:
@@ -223,8 +222,9 @@ class _Dispatch:
             self.busy[worker] += 1
             self.flight[self.engine._submit(worker, self.job, call)] = worker, call
 
-    def _next(self, begin: float) -> list[Handle]:
-        """Return calls that have ended; `WorkerStartError` if no worker ever becomes ready."""
+    def _next(self) -> list[Handle]:
+        """Return calls that have ended; `WorkerStartError` if no worker becomes ready in time."""
+        begin = time.monotonic()
         while True:
             ended = self.engine._wait(list(self.flight), 1.0)
             if ended:
@@ -246,9 +246,9 @@ class _Dispatch:
         except Exception as error:
             raise self._failure(worker, call, error) from error
         if call is None:
-            device, threads = result
+            device, threads, pid = result
             self.busy[worker] = 0
-            self.notify(WorkerReady(worker, device, threads))
+            self.notify(WorkerReady(worker, device, threads, pid))
             return None
         if worker in self.busy:
             self.busy[worker] -= 1

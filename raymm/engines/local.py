@@ -1,6 +1,7 @@
-"""This process: threads over the blocks of a tile. The reference for all engines."""
+"""The engine in this process: threads over the blocks of a tile. The reference for all engines."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -57,10 +58,10 @@ class LocalEngine(Engine):
                 self._worker.close()
                 self._worker = self._caller = None
 
-    def unload(self, job_id: str) -> None:
-        """Flush the job's sinks."""
+    def unload(self, job_id: str, sync: bool) -> None:
+        """Detach the job's sinks."""
         if self._worker is not None:
-            self._worker.unload(job_id)
+            self._worker.unload(job_id, sync)
 
     def _limits(self) -> contextlib.AbstractContextManager[None]:
         return one_blas_thread()
@@ -69,19 +70,21 @@ class LocalEngine(Engine):
         return ["local"]
 
     def _load(self, worker: WorkerId, job: Job, factors: dict[str, NDArray[Any]]) -> Handle:
+        del worker  # there is one
         return self._call(self._load_now, job, factors)
 
-    def _load_now(self, job: Job, factors: dict[str, NDArray[Any]]) -> tuple[str, int]:
-        assert self._worker is not None  # noqa: S101  open() came first
+    def _load_now(self, job: Job, factors: dict[str, NDArray[Any]]) -> tuple[str, int, int]:
+        assert self._worker is not None
         self._worker.load(job, factors)
-        return self._worker.device, self._worker.threads
+        return self._worker.device, self._worker.threads, os.getpid()
 
     def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
-        assert self._worker is not None  # noqa: S101
+        del worker
+        assert self._worker is not None
         return self._call(self._worker.run, job.id, *call)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Handle:
-        assert self._caller is not None  # noqa: S101
+        assert self._caller is not None
         return self._caller.submit(function, *arguments)
 
     def _wait(self, handles: list[Handle], timeout: float) -> list[Handle]:

@@ -25,7 +25,7 @@ def library() -> str:
     if platform.machine() in ("x86_64", "AMD64") and "GenuineIntel" in _cpuinfo():
         import torch  # noqa: PLC0415  loaded only where it is the faster one: 2 s
 
-        if torch.backends.mkl.is_available():
+        if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
             return "torch"
     return "numpy"
 

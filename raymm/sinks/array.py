@@ -60,17 +60,14 @@ class Array:
         out = self.out
         if out is None:
             out = np.empty(spec.shape, spec.dtype)
-        if tuple(out.shape) != spec.shape:
-            raise ShapeError(
-                f"out has shape {format_shape(out.shape)}, the result {format_shape(spec.shape)}"
-            )
+        canonical = _canonical_view(out, spec)
         if out.dtype != spec.dtype:
             raise DTypeError(
                 f"out has dtype {out.dtype}, the result {spec.dtype}: pass dtype={out.dtype.name!r}"
             )
         if not out.flags.writeable:
             raise DTypeError("out is read-only: give an array that can be written to")
-        self._result, self._canonical = out, _canonical_view(out, spec)
+        self._result, self._canonical = out, canonical
 
     def attach(self) -> None:
         """Do nothing: the array is here, or its blocks go back to where it is."""
@@ -78,12 +75,11 @@ class Array:
     def write(self, block: Block) -> Piece | None:
         """Copy a block into the array, or hand it back where the array is in another process."""
         if self._canonical is None:
-            order = "C" if block.host.strides[1] == block.host.itemsize else "F"
-            return Piece(block.bounds, block.host.copy(order=order))
+            return Piece(block.bounds, block.host.copy(order="K"))
         self._put(block.bounds.row_start, block.bounds.column_start, block.host)
         return None
 
-    def flush(self) -> None:
+    def detach(self, sync: bool) -> None:
         """Do nothing: memory is memory."""
 
     def receive(self, piece: Piece) -> None:
@@ -97,7 +93,7 @@ class Array:
     def commit(self) -> Values:
         """Return the array."""
         result, self._result, self._canonical = self._result, None, None
-        assert result is not None  # noqa: S101  open() came first
+        assert result is not None
         return result
 
     def abort(self) -> None:
@@ -105,7 +101,7 @@ class Array:
         self._result = self._canonical = None
 
     def _put(self, row: int, column: int, values: Values) -> None:
-        assert self._canonical is not None  # noqa: S101
+        assert self._canonical is not None
         rows, columns = values.shape
         self._canonical[row : row + rows, column : column + columns] = values
 
@@ -115,7 +111,11 @@ class Array:
 
 
 def _canonical_view(out: Values, spec: OutputSpec) -> Values:
-    """Return `out` with the huge axis as its columns, a view."""
+    """Return `out` with the huge axis as its columns, a view; `ShapeError` if D does not fit."""
+    if tuple(out.shape) != spec.shape:
+        raise ShapeError(
+            f"out has shape {format_shape(out.shape)}, the result {format_shape(spec.shape)}"
+        )
     if out.ndim == 2:
         return out.T if spec.is_transposed else out
     view = out.view()

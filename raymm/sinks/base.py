@@ -42,8 +42,14 @@ class Block:
 
     tile: Tile
     bounds: Bounds
-    host: Values
-    """The values, (rows, columns); runs along the layout's contiguous axis are contiguous."""
+    widened: Values
+    """The values, (rows, columns), with the halo columns that the layout asked for; runs along the
+    layout's contiguous axis are contiguous."""
+
+    @property
+    def host(self) -> Values:
+        """The values within `bounds`."""
+        return self.widened[:, : self.bounds.shape[1]]
 
     @cached_property
     def device(self) -> "torch.Tensor":
@@ -71,7 +77,8 @@ class Sink(Protocol):
     2. ``attach()`` (worker, once, before its first block).
     3. ``write(block)`` (worker, any order, several threads at once, each block at least once:
        idempotent): returns None, or a `Piece` that the driver must receive.
-    4. ``flush()`` (worker, once, after its last block): what was written is durable.
+    4. ``detach(sync)`` (worker, once, after its last block): lets go; with `sync` what was written
+       is durable.
     5. ``receive(piece)`` (driver).
     6. ``view()`` (driver, every tile has its receipt): D as written, in canonical orientation (a
        memory map for a file), for verification; None for a sink that does not hold D.
@@ -82,24 +89,46 @@ class Sink(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What to call it."""
+        ...
 
-    def layout(self, spec: OutputSpec) -> Layout: ...
+    def layout(self, spec: OutputSpec) -> Layout:
+        """0. How it wants D."""
+        ...
 
-    def overwrites(self, path: str | None, array: Values | None) -> bool: ...
+    def overwrites(self, path: str | None, array: Values | None) -> bool:
+        """0. Whether writing would change that file or array."""
+        ...
 
-    def open(self, spec: OutputSpec, overwrite: bool) -> None: ...
+    def open(self, spec: OutputSpec, overwrite: bool) -> None:
+        """1. Reserve all space."""
+        ...
 
-    def attach(self) -> None: ...
+    def attach(self) -> None:
+        """2. Make ready in this process."""
+        ...
 
-    def write(self, block: Block) -> Piece | None: ...
+    def write(self, block: Block) -> Piece | None:
+        """3. Put a block where it belongs."""
+        ...
 
-    def flush(self) -> None: ...
+    def detach(self, sync: bool) -> None:
+        """4. Let go, with `sync` durably."""
+        ...
 
-    def receive(self, piece: Piece) -> None: ...
+    def receive(self, piece: Piece) -> None:
+        """5. Put a block where it belongs, on the driver."""
+        ...
 
-    def view(self) -> Values | None: ...
+    def view(self) -> Values | None:
+        """6. Return D as written."""
+        ...
 
-    def commit(self) -> Any: ...
+    def commit(self) -> Any:
+        """7. Complete the output."""
+        ...
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """7. Give the output up."""
+        ...

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from raymm.errors import SinkError, SinkExistsError
-from raymm.paths import check_folder, free_nbytes, full_disk_error, is_same_file, local_path
+from raymm.memory import format_nbytes
+from raymm.paths import check_folder, free_nbytes, is_same_file, local_path
 from raymm.sinks.base import Block, OutputSpec, Piece, Values
-from raymm.tiles import PAGE_NBYTES, Layout, Order
+from raymm.tiles import PAGE_NBYTES, Layout, Order, ceil_div
 
 HEADER_NBYTES = PAGE_NBYTES
 """The header is padded to a page, so that the data can be written past the page cache."""
-RUN_NBYTES = 2**18
+RUN_NBYTES = 2**19
 DIRECT_NBYTES = 2**28
 """Files from this size on are written with direct output: smaller ones stay in the page cache."""
 _SMALLEST_DIRECT_RUN = 2**16
@@ -67,7 +68,10 @@ class Npy:
         item = spec.dtype.itemsize
         is_c = (self.order == "C") != spec.is_transposed
         if is_c:
-            return Layout("C", RUN_NBYTES, HEADER_NBYTES, spec.columns * item, item)
+            pitch = spec.columns * item
+            needs_halo = spec.nbytes >= DIRECT_NBYTES and pitch % PAGE_NBYTES
+            halo = ceil_div(PAGE_NBYTES, item) if needs_halo else 0
+            return Layout("C", RUN_NBYTES, HEADER_NBYTES, pitch, item, halo)
         return Layout("F", RUN_NBYTES, HEADER_NBYTES, item, spec.rows * item)
 
     def overwrites(self, path: str | None, array: Values | None) -> bool:
@@ -110,28 +114,55 @@ class Npy:
     def write(self, block: Block) -> Piece | None:
         """Write a block's runs at their positions."""
         layout = self._layout
-        assert layout is not None  # noqa: S101  open() came first
-        bounds = block.bounds
-        position = layout.position(bounds.row_start, bounds.column_start)
-        lines = block.host if layout.order == "C" else block.host.T
-        pitch = layout.row_nbytes if layout.order == "C" else layout.column_nbytes
+        assert layout is not None
         try:
-            if lines.shape[1] * lines.itemsize == pitch and lines.flags.c_contiguous:
-                self._write_run(lines.reshape(-1), position)
+            if layout.order == "C":
+                self._write_rows(block, layout)
             else:
-                for place, line in enumerate(lines):
-                    self._write_run(line, position + place * pitch)
+                self._write_columns(block, layout)
         except OSError as error:
             raise self._error(error, "written", 0) from error
         return None
 
-    def flush(self) -> None:
-        """Make what this process wrote durable, and close its files."""
+    def _write_rows(self, block: Block, layout: Layout) -> None:
+        """Write runs of rows, each from one page boundary to another if there is a halo."""
+        bounds, rows = block.bounds, _with_runs(block.widened)
+        item, pitch = rows.itemsize, layout.row_nbytes
+        if bounds.shape[1] * item == pitch and rows.flags.c_contiguous:
+            self._write_run(rows.reshape(-1), layout.position(bounds.row_start, 0))
+            return
+        for place, row in enumerate(rows):
+            begin = layout.position(bounds.row_start + place, bounds.column_start)
+            length = bounds.shape[1] * item
+            skipped = 0
+            if layout.halo_columns:
+                end = begin + length
+                skipped = -begin % PAGE_NBYTES if bounds.column_start else 0
+                length += min(-end % PAGE_NBYTES, row.nbytes - length)
+            run = row.view(np.uint8)[skipped:length]
+            self._write_run(run, begin + skipped)
+
+    def _write_columns(self, block: Block, layout: Layout) -> None:
+        """Write runs of columns, all of them as one if the block has all rows."""
+        bounds, columns = block.bounds, _with_runs(block.host.T)
+        position = layout.position(bounds.row_start, bounds.column_start)
+        if (
+            columns.flags.c_contiguous
+            and bounds.shape[0] * columns.itemsize == layout.column_nbytes
+        ):
+            self._write_run(columns.reshape(-1), position)
+            return
+        for place, column in enumerate(columns):
+            self._write_run(column, position + place * layout.column_nbytes)
+
+    def detach(self, sync: bool) -> None:
+        """Close the file in this process, with `sync` once all of it is on the disk."""
         files, self._files = self._files, None
         if files is None:
             return
         try:
-            os.fdatasync(files[0])
+            if sync:
+                os.fdatasync(files[0])
         except OSError as error:
             raise self._error(error, "synced", 0) from error
         finally:
@@ -145,7 +176,8 @@ class Npy:
     def view(self) -> Values:
         """Map the incomplete file, in canonical orientation."""
         spec, layout = self._spec, self._layout
-        assert spec is not None and layout is not None  # noqa: S101, PT018  open() came first
+        assert spec is not None  # open() came first
+        assert layout is not None
         shape = (spec.rows, spec.columns)
         if spec.nbytes == 0:
             return np.empty(shape, spec.dtype)
@@ -153,12 +185,11 @@ class Npy:
 
     def commit(self) -> Values:
         """Sync, rename, and return the result as a read-only memory map."""
-        self.flush()
         try:
-            assert self._lock is not None  # noqa: S101  open() came first
+            assert self._lock is not None
             os.fsync(self._lock)
             self._check_free_name()
-            os.replace(self._partial, self.path)
+            self._partial.replace(self.path)
             _sync_folder(self.path.parent)
         except OSError as error:
             if isinstance(error, SinkError):
@@ -170,8 +201,7 @@ class Npy:
 
     def abort(self) -> None:
         """Remove the incomplete file."""
-        with contextlib.suppress(OSError, SinkError):
-            self.flush()
+        self.detach(sync=False)
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._partial.unlink()
@@ -204,7 +234,7 @@ class Npy:
         return file
 
     def _reserve(self, nbytes: int) -> None:
-        assert self._lock is not None  # noqa: S101
+        assert self._lock is not None
         os.ftruncate(self._lock, 0)  # what an earlier run left there is given back first
         free = free_nbytes(self.path)
         if nbytes > free:
@@ -222,14 +252,14 @@ class Npy:
     def _error(self, error: OSError, verb: str, needed: int) -> SinkError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and verb == "created":
             replaced = self.path.stat().st_size if self.path.exists() else 0
-            return full_disk_error(self.path, needed, free_nbytes(self.path), replaced)
+            return _full_disk_error(self.path, needed, free_nbytes(self.path), replaced)
         return SinkError(error.errno, f"{self.path} could not be {verb}: {error.strerror}")
 
     def _write_run(self, run: Values, position: int) -> None:
         """Write a contiguous run: whole pages past the cache, the ends through it."""
-        assert self._files is not None  # noqa: S101  attach() came first
+        assert self._files is not None
         cached, direct = self._files
-        memory = memoryview(run.view(np.uint8))
+        memory = run.view(np.uint8).data
         head = -position % PAGE_NBYTES
         pages = (len(memory) - head) // PAGE_NBYTES * PAGE_NBYTES
         address = run.__array_interface__["data"][0]
@@ -241,6 +271,11 @@ class Npy:
         _write_all(direct, memory[head : head + pages], position + head)
         if head + pages < len(memory):
             _write_all(cached, memory[head + pages :], position + head + pages)
+
+
+def _with_runs(lines: Values) -> Values:
+    """Return lines whose values are contiguous: a copy if the pass was planned for another order."""
+    return lines if lines.strides[1] == lines.itemsize else np.ascontiguousarray(lines)
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any], is_fortran: bool) -> bytes:
@@ -281,3 +316,18 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _full_disk_error(path: Path, needed: int, free: int, replaced: int) -> SinkError:
+    """Return the error for an output that the disk cannot hold."""
+    hint = "use another disk or free some space"
+    if replaced and needed <= free + replaced:
+        hint = (
+            f"the old file ({format_nbytes(replaced)}) is kept until the new one is complete: "
+            "delete it first"
+        )
+    return SinkError(
+        28,
+        f"{path} needs {needed:,} bytes ({format_nbytes(needed)}), {free:,} are free "
+        f"({format_nbytes(free)}): {hint}",
+    )

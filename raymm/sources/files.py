@@ -66,9 +66,9 @@ class FileSource:
         position = self.offset + start * self.strides[1]
         if rows == 0 or columns == 0:
             return np.empty((rows, columns), self.dtype)
-        if self._is_dense(*self.strides, columns):
+        if self._is_dense(self.strides[0], self.strides[1], columns):
             return self._read_runs(position, rows, columns, self.strides[0], buffer)
-        if self._is_dense(*self.strides[::-1], rows):
+        if self._is_dense(self.strides[1], self.strides[0], rows):
             return self._read_runs(position, columns, rows, self.strides[1], buffer).T
         return self._read_strided(position, rows, columns, buffer)
 
@@ -98,9 +98,7 @@ class FileSource:
         with _Reader(self) as reader:
             reader.check_size(last)
         span = np.memmap(self.path, np.uint8, "r", first, (last - first,))
-        view = np.ndarray(
-            (rows, columns), self.dtype, span.data, position - first, self.strides
-        )
+        view = np.ndarray((rows, columns), self.dtype, span.data, position - first, self.strides)
         values = buffer.array((rows, columns), self.dtype)
         np.copyto(values, view)
         return values
@@ -124,7 +122,7 @@ class _Reader:
 
     def fill(self, values: Array, position: int) -> None:
         """Read the whole of a contiguous array."""
-        memory = memoryview(values.view(np.uint8))
+        memory = values.view(np.uint8).data
         done = 0
         while done < len(memory):
             try:
@@ -187,8 +185,8 @@ def _read_header(file: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype
 def from_memmap(array: Array, name: str) -> FileSource | None:
     """Return an array that is a view of a memory map as a description; None if it is not one.
 
-    A copy-on-write map may hold values that its file does not, a deleted file cannot be opened
-    again: those stay arrays.
+    A copy-on-write map may hold values that its file does not, a file that was deleted or replaced
+    cannot be opened again: those stay arrays.
     """
     root: Any = array
     while not isinstance(root, np.memmap) and isinstance(getattr(root, "base", None), np.ndarray):
@@ -200,10 +198,22 @@ def from_memmap(array: Array, name: str) -> FileSource | None:
         return None
     begin = np.frombuffer(region, np.uint8).__array_interface__["data"][0]
     address = array.__array_interface__["data"][0]
-    if not begin <= address <= begin + len(region):
+    if not begin <= address <= begin + len(region) or not _is_mapped(Path(root.filename), begin):
         return None
     base = root.offset - root.offset % mmap.ALLOCATIONGRANULARITY
     path = str(Path(root.filename).absolute())
-    return FileSource(
-        path, name, array.shape, array.dtype, array.strides, base + address - begin
-    )
+    return FileSource(path, name, array.shape, array.dtype, array.strides, base + address - begin)
+
+
+def _is_mapped(path: Path, address: int) -> bool:
+    """Whether the map at that address is of the file that has this name now."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():  # only Linux can tell
+        return True
+    with maps.open() as lines:
+        for line in lines:
+            span, _, _, _, inode = line.split(maxsplit=5)[:5]
+            first, _, last = span.partition("-")
+            if int(first, 16) <= address < int(last, 16):
+                return int(inode) == path.stat().st_ino
+    return False
