@@ -282,7 +282,7 @@ def make_plan(
     return Plan(
         chained, groups, grid, layout, request, resources, reason, target.name, dtype, computed,
         cost, _lanes(cost, request, resources), target.is_resident, target.free_nbytes,
-        _notes(chained, request),
+        _notes(chained, request, resources),
     )  # fmt: skip
 
 
@@ -294,7 +294,7 @@ def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
     return max(1, min(wanted, spare // max(1, cost.block_nbytes)))
 
 
-def _notes(chained: Chained, request: Request) -> tuple[str, ...]:
+def _notes(chained: Chained, request: Request, resources: Resources) -> tuple[str, ...]:
     notes = []
     if chained.is_transposed:
         notes.append("D is tall: computed as its transpose, tile by tile of its rows")
@@ -302,6 +302,10 @@ def _notes(chained: Chained, request: Request) -> tuple[str, ...]:
         notes.append(
             "integers are exact: if the factors' values and the huge operand's dtype do not "
             "rule out an overflow of 64 bits, that operand is read once beforehand"
+        )
+    if resources.gpus:
+        notes.append(
+            f"the cluster's {resources.gpus} GPUs are not used: this version multiplies on CPUs"
         )
     if request.precision == "tf32":
         notes.append("CPU workers have no TF32: they compute in float32")

@@ -165,7 +165,7 @@ class _Scan:
         rows, self.columns = output.operand.shape
         operand = output.operand
         self._width = min(RUN_NBYTES // operand.dtype.itemsize, -(-self.columns // LANES))
-        self._count = max(2, min(SAMPLES, SAMPLE_ENTRIES // max(rows, huge.operand.shape[0])))
+        self._count = max(3, min(SAMPLES, SAMPLE_ENTRIES // max(rows, huge.operand.shape[0])))
         self._picks = _spread(self.columns, self._count)
         self._found = np.empty((rows, len(self._picks)), operand.dtype)
         self._factor = np.empty((huge.operand.shape[0], len(self._picks)), huge.operand.dtype)
@@ -238,8 +238,10 @@ class _Scan:
 
 def _spread(columns: int, count: int) -> NDArray[np.int64]:
     """Return the first column, the last, and one of each of equal parts between."""
-    edges = np.linspace(0, columns, max(1, count - 1), dtype=np.int64)
-    between = np.random.default_rng(SEED).integers(edges[:-1], np.maximum(edges[1:], 1))
+    if columns <= count:
+        return np.arange(columns)
+    edges = np.linspace(0, columns, count - 1, dtype=np.int64)
+    between = np.random.default_rng(SEED).integers(edges[:-1], edges[1:])
     return np.unique(np.concatenate([[0], between, [columns - 1]]).astype(np.int64))
 
 

@@ -38,6 +38,11 @@ class Job:
     lanes: int
     """Blocks under way at a time."""
 
+    def target(self, bounds: Bounds) -> Values | None:
+        """Return memory in which a block is wanted, if there is one sink and it has some."""
+        find = getattr(self.sinks[0], "target", None) if len(self.sinks) == 1 else None
+        return find(bounds) if find is not None else None
+
     def read_stop(self, tile: Tile) -> int:
         """Return up to which column of the huge operand a tile is read: the halo included."""
         return min(tile.stop + self.layout.halo_columns, self.grid.columns)
@@ -90,7 +95,7 @@ class Worker:
 
     1. ``load(job, factors)`` once per job; several may be loaded, equal factors are held once.
     2. ``run(job_id, tile, source)`` any number of times, one tile at a time.
-    3. ``unload(job_id, sync)`` detaches its sinks; the factors stay until ``forget``.
+    3. ``unload(job_id, sync)`` detaches its sinks; the factors stay until ``retain``.
 
     Blocks are multiplied by at most `threads` threads at a time, one BLAS thread each, and written
     meanwhile by as many more. Which thread takes which block changes nothing in the result.
@@ -177,10 +182,9 @@ class Worker:
             for sink in loaded.job.sinks:
                 sink.detach(sync)
 
-    def forget(self, keys: tuple[str, ...]) -> None:
-        """Drop factors."""
-        for key in keys:
-            self._factors.pop(key, None)
+    def retain(self, keys: tuple[str, ...]) -> None:
+        """Drop all factors but these."""
+        self._factors = {key: self._factors[key] for key in keys if key in self._factors}
 
     def close(self) -> None:
         """End the threads."""
@@ -209,7 +213,8 @@ class Worker:
                 with self._slots:
                     begin = time.perf_counter()
                     widened = bounds.widened(halo, columns)
-                    product = kernel.multiply(operand, widened, tile.start, lane)
+                    target = job.target(widened)
+                    product = kernel.multiply(operand, widened, tile.start, lane, target)
                     block = Block(tile, bounds, kernel.stage_out(product, widened, lane))
                     multiplied = time.perf_counter()
                 written = [(place, sink.write(block)) for place, sink in enumerate(job.sinks)]

@@ -175,8 +175,11 @@ def test_equal_factors_are_sent_and_held_once(worker):
     worker.load(again, {})
     worker.unload(job.id, sync=True)
     assert worker.missing(job.factor_keys) == ()  # kept for the next call
-    worker.forget(job.factor_keys)
+    other, others = make_job([np.eye(2) * 2], 20, [NullSink()])
+    worker.load(other, others)
+    worker.retain(other.factor_keys)
     assert worker.missing(job.factor_keys) == job.factor_keys
+    assert worker.missing(other.factor_keys) == ()
 
 
 def test_factors_that_never_arrived_are_named(worker):

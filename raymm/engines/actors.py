@@ -51,6 +51,8 @@ SYNC_SECONDS = 600.0
 """How long a worker may take to get what it wrote onto the disk."""
 STORE_SHARE = 0.3
 """Of memory, or of the store itself: what raymm fills at most."""
+FACTOR_SHARE = 0.1
+"""Of the object store: what factors of earlier jobs may take up."""
 
 _LOST = (
     ray_errors.RayActorError,
@@ -90,9 +92,9 @@ class WorkerActor:
         """Detach a job's sinks and drop its buffers."""
         self._worker.unload(job_id, sync)
 
-    def forget(self, keys: tuple[str, ...]) -> None:
-        """Drop factors."""
-        self._worker.forget(keys)
+    def retain(self, keys: tuple[str, ...]) -> None:
+        """Drop all factors but these."""
+        self._worker.retain(keys)
 
 
 class RayEngine(Engine):
@@ -137,6 +139,7 @@ class RayEngine(Engine):
         self._held: dict[WorkerId, set[str]] = {}
         """Content keys of the factors that each worker holds."""
         self._factors: dict[str, Ref] = {}
+        self._factor_nbytes: dict[str, int] = {}
         self._sources: dict[int, Ref] = {}
         """Tiles put into the object store and not finished, by index."""
         self._pieces: dict[Ref, list[Ref]] = {}
@@ -292,15 +295,30 @@ class RayEngine(Engine):
         return list(self._actors)
 
     def _load(self, worker: WorkerId, job: Job, factors: dict[str, NDArray[Any]]) -> Handle:
+        self._evict(job.factor_keys)
         held = self._held[worker]
         new = tuple(key for key in job.factor_keys if key not in held)
         for key in new:
             if key not in self._factors:
                 self._factors[key] = ray.put(factors[key])
+                self._factor_nbytes[key] = factors[key].nbytes
         references = [self._factors[key] for key in new]
         handle: Handle = self._actors[worker].load.remote(job, new, *references)
         self._loading[handle] = worker, new
         return handle
+
+    def _evict(self, keys: tuple[str, ...]) -> None:
+        """Drop factors of earlier jobs once they fill a good part of the object store."""
+        if sum(self._factor_nbytes[key] for key in self._factors) <= self._factor_limit():
+            return
+        for worker, held in self._held.items():
+            if held - set(keys):
+                self._actors[worker].retain.remote(keys)
+                held.intersection_update(keys)
+        self._factors = {key: self._factors[key] for key in keys if key in self._factors}
+
+    def _factor_limit(self) -> int:
+        return int(self.resources().store_nbytes * FACTOR_SHARE)
 
     def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
         tile, source = call

@@ -62,6 +62,7 @@ class LocalEngine(Engine):
         """Detach the job's sinks."""
         if self._worker is not None:
             self._worker.unload(job_id, sync)
+            self._worker.retain(())  # they are the caller's again: loading costs nothing here
 
     def _limits(self) -> contextlib.AbstractContextManager[None]:
         return one_blas_thread()

@@ -60,15 +60,28 @@ class CpuKernel:
             operand_KN = fold(factor, operand_KN, run)
         return operand_KN
 
-    def multiply(self, operand_KN: Array, bounds: Bounds, start: int, lane: Lane) -> Array:
-        """Multiply one block of D, whose tile begins at column `start`, in the lane's memory."""
+    def multiply(
+        self,
+        operand_KN: Array,
+        bounds: Bounds,
+        start: int,
+        lane: Lane,
+        target_MN: Array | None = None,
+    ) -> Array:
+        """Multiply one block of D, whose tile begins at column `start`.
+
+        The product is in `target_MN` if it can be formed there, else in the lane's memory.
+        """
         panel_KN = operand_KN[:, bounds.column_start - start : bounds.column_stop - start]
         band_MK = self._factors[0][bounds.row_start : bounds.row_stop]
         if self.layout.order == "C":
             left, right = band_MK, panel_KN
         else:
             left, right = panel_KN.T, band_MK.T
-        product = self._array(bounds, lane.scratch if self._is_narrowed else lane.output)
+        if target_MN is not None and self._can_fill(target_MN):
+            product = target_MN if self.layout.order == "C" else target_MN.T
+        else:
+            product = self._array(bounds, lane.scratch if self._is_narrowed else lane.output)
         accumulate(left, right, product)
         return product if self.layout.order == "C" else product.T
 
@@ -80,6 +93,12 @@ class CpuKernel:
         block_MN = block if self.layout.order == "C" else block.T
         narrow(product_MN, block_MN, self.arithmetic.is_checked)
         return block_MN
+
+    def _can_fill(self, target: Array) -> bool:
+        """Whether BLAS can write its result there."""
+        inner, outer = target.strides[:: -1 if self.layout.order == "C" else 1]
+        fits = inner == target.itemsize and outer >= 0 and outer % target.itemsize == 0
+        return fits and target.dtype == self.arithmetic.compute_dtype
 
     @property
     def _is_narrowed(self) -> bool:

@@ -29,21 +29,23 @@ def accumulate(left_MK: Array, right_KN: Array, out_MN: Array) -> None:
     """Write ``left_MK @ right_KN`` into `out_MN`; the sum over a long K is taken in float64.
 
     In float32 a plain sum over millions of terms loses up to a few percent; partial products over
-    `LONG_INNER` terms, added in float64, keep the error of one such part.
+    `LONG_INNER` terms, added in float64, keep the error of one such part. NaN and infinities
+    follow IEEE, without NumPy's warnings: those would come from a thread of ours.
     """
     inner = left_MK.shape[1]
-    if inner == 0:
-        out_MN[...] = 0
-    elif inner <= LONG_INNER or out_MN.dtype not in (np.float32, np.complex64):
-        blas.multiply(left_MK, right_KN, out_MN)
-    else:
-        wide = np.float64 if out_MN.dtype == np.float32 else np.complex128
-        total, part = np.zeros(out_MN.shape, wide), np.empty(out_MN.shape, out_MN.dtype)
-        for start in range(0, inner, LONG_INNER):
-            piece = slice(start, start + LONG_INNER)
-            blas.multiply(left_MK[:, piece], right_KN[piece], part)
-            total += part
-        out_MN[...] = total
+    with np.errstate(all="ignore"):
+        if inner == 0:
+            out_MN[...] = 0
+        elif inner <= LONG_INNER or out_MN.dtype not in (np.float32, np.complex64):
+            blas.multiply(left_MK, right_KN, out_MN)
+        else:
+            wide = np.float64 if out_MN.dtype == np.float32 else np.complex128
+            total, part = np.zeros(out_MN.shape, wide), np.empty(out_MN.shape, out_MN.dtype)
+            for start in range(0, inner, LONG_INNER):
+                piece = slice(start, start + LONG_INNER)
+                blas.multiply(left_MK[:, piece], right_KN[piece], part)
+                total += part
+            out_MN[...] = total
 
 
 def fold(left_MJ: Array, right_JK: Array, run: Mapper = serially) -> Array:

@@ -9,7 +9,7 @@ from raymm.errors import DTypeError, ShapeError
 from raymm.operands import format_shape
 from raymm.paths import is_same_file
 from raymm.sinks.base import Block, OutputSpec, Piece, Values
-from raymm.tiles import Layout
+from raymm.tiles import Bounds, Layout
 
 _RUN_NBYTES = 2**15
 
@@ -72,6 +72,13 @@ class Array:
     def attach(self) -> None:
         """Do nothing: the array is here, or its blocks go back to where it is."""
 
+    def target(self, bounds: Bounds) -> Values | None:
+        """Return the block's place in the array."""
+        if self._canonical is None:
+            return None
+        rows = slice(bounds.row_start, bounds.row_stop)
+        return self._canonical[rows, bounds.column_start : bounds.column_stop]
+
     def write(self, block: Block) -> Piece | None:
         """Copy a block into the array, or hand it back where the array is in another process."""
         if self._canonical is None:
@@ -103,7 +110,9 @@ class Array:
     def _put(self, row: int, column: int, values: Values) -> None:
         assert self._canonical is not None
         rows, columns = values.shape
-        self._canonical[row : row + rows, column : column + columns] = values
+        place = self._canonical[row : row + rows, column : column + columns]
+        if place.__array_interface__["data"] != values.__array_interface__["data"]:
+            place[...] = values
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the array behind: a worker in another process sends blocks back."""

@@ -77,6 +77,8 @@ class Sink(Protocol):
     2. ``attach()`` (worker, once, before its first block).
     3. ``write(block)`` (worker, any order, several threads at once, each block at least once:
        idempotent): returns None, or a `Piece` that the driver must receive.
+       A sink in memory may also have ``target(bounds)`` (worker, before a block is multiplied): the
+       memory where it wants that block; the block that ``write`` receives may then lie there.
     4. ``detach(sync)`` (worker, once, after its last block): lets go; with `sync` what was written
        is durable.
     5. ``receive(piece)`` (driver).

@@ -227,10 +227,12 @@ class Npy:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(file)
-            raise SinkError(
-                error.errno, f"{self._partial} is being written by another run: let it finish"
-            ) from error
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(file)
+                raise SinkError(
+                    error.errno, f"{self._partial} is being written by another run: let it finish"
+                ) from error
+            # Some network file systems know no locks: do without.
         return file
 
     def _reserve(self, nbytes: int) -> None:
