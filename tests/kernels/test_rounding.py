@@ -1,5 +1,6 @@
 """Which errors a result may have follows from dtypes and lengths."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,8 +14,7 @@ from raymm.operands import Operand
 def of(dtype, output=None, precision="strict", inner=(100, 100), groups=1):
     lengths = (3000, *inner, 10**6)
     operands = tuple(
-        Operand("X", shape, np.dtype(dtype), (0, 0))
-        for shape in zip(lengths, lengths[1:], strict=False)
+        Operand("X", shape, np.dtype(dtype), (0, 0)) for shape in itertools.pairwise(lengths)
     )
     return rounding_of(operands, np.dtype(output or dtype), precision, groups)
 
