@@ -67,6 +67,13 @@ class TileRetried:
 
 
 @dataclass(frozen=True, slots=True)
+class VerificationStarted:
+    """All tiles are there; ``verify=`` reads the outputs back."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """All outputs are committed."""
 
@@ -80,14 +87,24 @@ class RunFinished:
     retries: int
     limit: str
     """What the run waited for most: ``"read"``, ``"multiply"`` or ``"write"``."""
+    verify_seconds: float
+    """Part of `seconds` that ``verify=`` took."""
     residual: float | None
     """Largest error found by ``verify=``, relative to the bound (1 is the bound); or None."""
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of D per second."""
-        return self.nbytes / self.seconds if self.seconds else 0.0
+        """Bytes of D per second, verification left out."""
+        return self.nbytes / max(self.seconds - self.verify_seconds, 1e-9)
 
 
-Event: TypeAlias = RunStarted | WorkerReady | WorkerLost | TileFinished | TileRetried | RunFinished
+Event: TypeAlias = (
+    RunStarted
+    | WorkerReady
+    | WorkerLost
+    | TileFinished
+    | TileRetried
+    | VerificationStarted
+    | RunFinished
+)
 Callback: TypeAlias = Callable[[Event], None]

@@ -187,12 +187,12 @@ class Plan:
             if self.free_disk_nbytes is None
             else (f", {format_nbytes(self.free_disk_nbytes)} free")
         )
-        where = "memory" if self.is_resident_output else f"disk{disk}"
+        where = "in memory" if self.is_resident_output else f"on disk{disk}"
         seconds = self.seconds
         lines = [
             ("product", f"{' @ '.join(map(str, self.chained.operands))}"),
             ("result", f"{format_shape(self.chained.shape)} {self.dtype}, {self._arithmetic()}"),
-            ("output", f"{self.output}: {format_nbytes(self.output_nbytes)} in {where}"),
+            ("output", f"{self.output}: {format_nbytes(self.output_nbytes)} {where}"),
             ("order", _nested([*kept, names[-1]])),
             ("work", f"{self.flop:.3g} flop, {self.flop_per_column:,} for each column"),
             (

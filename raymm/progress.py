@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from raymm.errors import PlanError
-from raymm.events import Callback, Event, RunStarted, TileFinished, TileRetried, WorkerLost
+from raymm.events import (
+    Callback,
+    Event,
+    RunStarted,
+    TileFinished,
+    TileRetried,
+    VerificationStarted,
+    WorkerLost,
+)
 from raymm.memory import format_nbytes
 
 
@@ -64,6 +72,9 @@ class _Bar:
         elif isinstance(event, TileFinished):
             self._done += event.nbytes
             self._show(event.done)
+        elif isinstance(event, VerificationStarted):
+            text = f"verifying {format_nbytes(event.nbytes)}"
+            self._drawn.update(self._task, total=None, description=text)
         elif isinstance(event, WorkerLost):
             self._note(f"{event.worker} was lost and is being replaced: {event.reason}")
         elif isinstance(event, TileRetried):

@@ -20,6 +20,7 @@ from raymm.events import (
     RunStarted,
     TileFinished,
     TileRetried,
+    VerificationStarted,
     WorkerReady,
 )
 from raymm.kernels import blas, exact
@@ -135,18 +136,23 @@ def execute(
             opened.callback(sink.abort)
         notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
         _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)
-        residual = _verify(plan, sources, sinks) if plan.request.verify else None
+        computed = time.perf_counter()
+        residual = _verify(plan, sources, sinks, notify) if plan.request.verify else None
+        verify_seconds = time.perf_counter() - computed if plan.request.verify else 0.0
         results = tuple(sink.commit() for sink in sinks)
         opened.pop_all()
     seconds = time.perf_counter() - begin
-    notify(totals.finished(plan, engine, seconds, residual))
+    notify(totals.finished(plan, engine, seconds, verify_seconds, residual))
     return results
 
 
-def _verify(plan: Plan, sources: tuple[Source, ...], sinks: tuple[Sink, ...]) -> float | None:
+def _verify(
+    plan: Plan, sources: tuple[Source, ...], sinks: tuple[Sink, ...], notify: Callback
+) -> float | None:
     """Check every output that holds D, before it appears under its name."""
     views = [view for sink in sinks if (view := sink.view()) is not None]
     precision, is_transposed = plan.request.precision, plan.chained.is_transposed
+    notify(VerificationStarted(sum(view.nbytes for view in views)))
     residuals = [check_product(view, sources, precision, is_transposed) for view in views]
     return max(residuals, default=None)
 
@@ -249,7 +255,12 @@ class _Totals:
         )
 
     def finished(
-        self, plan: Plan, engine: Engine, seconds: float, residual: float | None
+        self,
+        plan: Plan,
+        engine: Engine,
+        seconds: float,
+        verify_seconds: float,
+        residual: float | None,
     ) -> RunFinished:
         """Return the summary."""
         stages = {"read": self.read, "multiply": self.multiply, "write": self.write}
@@ -262,6 +273,7 @@ class _Totals:
             self.threads,
             self.retries,
             max(stages, key=lambda stage: stages[stage]),
+            verify_seconds,
             residual,
         )
 

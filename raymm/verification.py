@@ -8,7 +8,7 @@ the bounds, and why a right result stays within them.
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from raymm.kernels.residuals import Sums
 from raymm.order import Chained, output_dtype
 from raymm.sources import Source, open_source
 from raymm.sources.blocks import read_blocks
+from raymm.sources.files import FileSource
 
 Values: TypeAlias = NDArray[Any]
 
@@ -32,6 +33,8 @@ RUN_NBYTES = 2**19
 """Longest row of a panel: what is read at once of a C-order output."""
 BLOCK_NBYTES = 2**21
 """Read buffer of one lane; with its sums and chunks a lane takes 10 MB."""
+CACHED_NBYTES = 2**28
+"""Outputs from this size on are dropped from the page cache as they are read."""
 SAMPLES, SUSPECTS, STRANGERS = 16, 32, 8
 """Columns compared entry by entry: in any case, if their sums differ, if they hold NaN or Inf."""
 SAMPLE_ENTRIES = 2**19
@@ -102,7 +105,7 @@ def check_source(
     with np.errstate(all="ignore"), threadpoolctl.threadpool_limits(1, user_api="blas"):
         factors = [source.load() for source in sources[:-1]]
         reference = Reference(operands, factors, output.operand.dtype, precision)
-        scan = _Scan(output, sources[-1], reference)
+        scan = _Scan(_read_once(output), sources[-1], reference)
         scan.run()
         given = [each.T for each in reversed(operands)] if is_transposed else operands
         text = f"{output.operand.name} is not {' @ '.join(map(str, given))}"
@@ -129,6 +132,13 @@ def check_file(
         output = open_source(np.load(path, "r").reshape(1, -1), "D")
     hint = "check the names and the order of the files, and the precision"
     return check_source(output, sources, precision, chained.is_transposed, hint)
+
+
+def _read_once(output: Source) -> Source:
+    """Return a large file as one that is not kept in the page cache."""
+    if isinstance(output, FileSource) and output.operand.nbytes >= CACHED_NBYTES:
+        return replace(output, is_read_once=True)
+    return output
 
 
 def _conclude(

@@ -68,7 +68,7 @@ def test_what_goes_wrong_is_told_above_the_bar(become_terminal):
             RunStarted(2, 2 * GB, "ray"),
             WorkerLost("worker-1", "it was [killed]"),
             TileRetried(Tile(7, 0, 1), 1, "its worker died"),
-            RunFinished((1, 1), 8, 1.0, "ray", 1, 1, 1, "write", None),
+            RunFinished((1, 1), 8, 1.0, "ray", 1, 1, 1, "write", 0.0, None),
         )
     drawn = terminal.getvalue()
     assert "worker-1 was lost and is being replaced: it was [killed]" in drawn

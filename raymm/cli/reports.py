@@ -67,13 +67,16 @@ def run_summary(listener: Listener) -> str:
     assert done is not None  # the verb has returned
     plural = "" if done.workers == 1 else "s"
     residual = "not verified"
+    computing = done.seconds - done.verify_seconds
     if done.residual is not None:
-        residual = f"{done.residual:.3g} of what rounding allows"
+        residual = (
+            f"{done.residual:.3g} of what rounding allows, checked in {done.verify_seconds:.3g} s"
+        )
     return table(
         [
             ("written", ", ".join(listener.outputs)),
             ("result", f"{format_shape(done.shape)}, {format_nbytes(done.nbytes)}"),
-            ("time", f"{done.seconds:.3g} s, {format_nbytes(done.bytes_per_second)}/s"),
+            ("time", f"{computing:.3g} s, {format_nbytes(done.bytes_per_second)}/s"),
             ("limit", done.limit),
             (
                 "engine",
