@@ -48,7 +48,7 @@ def ray_cluster(ray_environment):
     """A Ray with 2 CPUs and a small object store, as a caller might have started it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Ray's own making
-        import ray
+        import ray  # noqa: PLC0415  only where it is used: it takes a second
 
         ray.init(
             address="local",

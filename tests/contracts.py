@@ -429,7 +429,9 @@ class EngineContract:
     def test_fewer_tiles_than_workers_then_more(self, engine, source):
         # The first run may end while a worker is still loading; the factors are the same.
         for columns, tile_columns, count in ((1, 1, 1), (30, 1, 30)):
-            job, factors = make_job([np.eye(2) * 3], columns, [NullSink()], tile_columns=tile_columns)
+            job, factors = make_job(
+                [np.eye(2) * 3], columns, [NullSink()], tile_columns=tile_columns
+            )
             assert len(list(self.run(engine, job, factors, source))) == count
             engine.unload(job.id, sync=True)
 

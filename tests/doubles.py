@@ -20,7 +20,9 @@ from raymm.tiles import Grid, Layout
 from raymm.worker import Job, Receipt, factor_key
 
 
-def make_job(factors, columns, sinks, *, tile_columns=1, dtype=np.float64, layout=None, lanes=1):
+def make_job(  # noqa: PLR0913  what a test leaves out has a default
+    factors, columns, sinks, *, tile_columns=1, dtype=np.float64, layout=None, lanes=1
+):
     """Return a job for folded `factors`, and the factors by their keys."""
     rows = factors[0].shape[0]
     grid = Grid(rows, columns, tile_columns, tile_columns, rows)
@@ -136,7 +138,11 @@ class SlowSink(RecordingSink):
 
     def __init__(self, held=()):
         super().__init__()
-        self.held, self.release, self.reached = frozenset(held), threading.Event(), threading.Event()
+        self.held, self.release, self.reached = (
+            frozenset(held),
+            threading.Event(),
+            threading.Event(),
+        )
 
     def write(self, block):
         super().write(block)
@@ -415,4 +421,3 @@ class FakeEngine(Engine):
 def outcome_of(tile, worker):
     """Return the outcome of a tile that took no time."""
     return Outcome(Receipt(tile, worker, 0.0, 0.0, 0.0, 0.0), ())
-

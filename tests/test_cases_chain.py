@@ -268,9 +268,7 @@ def test_u31_zero_length_inner_dimension(engine, tmp_path, shapes, shape, dtype)
 def test_u32_zero_rows_zero_columns(engine, tmp_path, shapes, shape, order):
     operands = [np.ones(each) for each in shapes]
     assert raymm.multi_dot(operands, engine=engine).shape == shape
-    file = raymm.multi_dot(
-        operands, out=raymm.Npy(tmp_path / "D.npy", order=order), engine=engine
-    )
+    file = raymm.multi_dot(operands, out=raymm.Npy(tmp_path / "D.npy", order=order), engine=engine)
     assert file.shape == shape
     assert file.dtype == np.float64
     read = np.load(tmp_path / "D.npy")
@@ -335,9 +333,7 @@ class TestU77IntegerProductsWithoutBlas:
         wide = [operand.astype(np.int64) for operand in operands]
         # All entries, by Freivalds' check with integers: a wrong one would show in some column.
         weights = rng.integers(-(2**10), 2**10, (2000, 3))
-        np.testing.assert_array_equal(
-            product @ weights, wide[0] @ (wide[1] @ (wide[2] @ weights))
-        )
+        np.testing.assert_array_equal(product @ weights, wide[0] @ (wide[1] @ (wide[2] @ weights)))
 
     def test_u77_sums_beyond_2_to_53_are_exact(self, engine):
         rng = np.random.default_rng(1)

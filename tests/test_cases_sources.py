@@ -17,9 +17,7 @@ from tests.doubles import CountingCallback
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("with_gradient", [False, True])
-def test_u22_bfloat16_tensors_and_tensors_that_require_grad(
-    engine, tmp_path, dtype, with_gradient
-):
+def test_u22_bfloat16_tensors_and_tensors_that_require_grad(engine, tmp_path, dtype, with_gradient):
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, dtype)
     operands = [

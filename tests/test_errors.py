@@ -66,9 +66,7 @@ def test_pickle_of_an_error_without_arguments(kind):
     assert type(pickle.loads(pickle.dumps(kind()))) is kind
 
 
-@pytest.mark.parametrize(
-    "kind", [errors.SourceError, errors.SinkError, errors.SinkExistsError]
-)
+@pytest.mark.parametrize("kind", [errors.SourceError, errors.SinkError, errors.SinkExistsError])
 def test_errno_is_kept(kind):
     error = pickle.loads(pickle.dumps(kind(28, "no space for D.npy")))
     assert (error.errno, error.strerror) == (28, "no space for D.npy")

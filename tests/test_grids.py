@@ -13,9 +13,9 @@ SINKS = {
     "F": lambda: Npy("D.npy", order="F"),
     "memory": Array,
 }
-SHAPES = st.tuples(
-    st.integers(1, 10_000), st.integers(1, 500), st.integers(1, 10**8)
-).map(lambda sizes: ((sizes[0], sizes[1]), (sizes[1], max(sizes[2], sizes[0]))))
+SHAPES = st.tuples(st.integers(1, 10_000), st.integers(1, 500), st.integers(1, 10**8)).map(
+    lambda sizes: ((sizes[0], sizes[1]), (sizes[1], max(sizes[2], sizes[0])))
+)
 
 
 @given(

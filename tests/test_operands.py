@@ -52,7 +52,7 @@ def test_chains_that_fit():
 
 @pytest.mark.parametrize("dtype", ["O", "U4", "S4", "M8[s]", "m8[s]", "V8", [("a", "f4")]])
 def test_dtypes_without_a_product(dtype):
-    with pytest.raises(DTypeError, match="^C has dtype"):
+    with pytest.raises(DTypeError, match=r"^C has dtype"):
         check_dtype(np.dtype(dtype), "C")
 
 

@@ -25,9 +25,7 @@ def cheapest(shapes):
             return 0
         rows, columns = shapes[first][0], shapes[last][1]
         return min(
-            cost(first, middle)
-            + cost(middle + 1, last)
-            + 2 * rows * shapes[middle][1] * columns
+            cost(first, middle) + cost(middle + 1, last) + 2 * rows * shapes[middle][1] * columns
             for middle in range(first, last)
         )
 

@@ -8,7 +8,7 @@ import pytest
 import raymm
 from raymm.errors import DTypeError, MemoryLimitError, PlanError
 from raymm.request import Request, Resources
-from raymm.sinks import Array, Npy
+from raymm.sinks import Array
 from tests.doubles import RaisingEngine
 from tests.planning import LOCAL, MAIN_JOB, plan_of
 

@@ -15,7 +15,16 @@ from tests.tolerances import assert_product, chain_product, exact_integers, refe
 
 FLOATS = [np.float16, np.float32, np.float64, np.complex64, np.complex128]
 INTEGERS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
-LAYOUTS = ["C", "F", "turned", "strided", "negative", "readonly", "swapped", "map", "file", "file.T"]
+IN_MEMORY = {
+    "C": np.ascontiguousarray,
+    "F": np.asfortranarray,
+    "turned": lambda values: np.ascontiguousarray(values.T).T,
+    "strided": lambda values: np.repeat(values, 2, axis=-1)[..., ::2],
+    "negative": lambda values: np.flip(np.flip(values).copy()),
+    "readonly": lambda values: np.lib.stride_tricks.as_strided(values, writeable=False),
+    "swapped": lambda values: values.astype(values.dtype.newbyteorder(">")),
+}
+LAYOUTS = [*IN_MEMORY, "map", "file", "file.T"]
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +40,13 @@ def folder(tmp_path_factory):
 
 def laid_out(values, layout, folder, place):
     """Return the same values with another layout, byte order or home."""
+    if layout in IN_MEMORY:
+        return IN_MEMORY[layout](values)
     path = folder / f"{place}.npy"
-    if layout == "F":
-        return np.asfortranarray(values)
-    if layout == "turned":
-        return np.ascontiguousarray(values.T).T
-    if layout == "strided":
-        return np.repeat(values, 2, axis=-1)[..., ::2]
-    if layout == "negative":
-        return np.flip(np.flip(values).copy())
-    if layout == "readonly":
-        return np.lib.stride_tricks.as_strided(values, writeable=False)
-    if layout == "swapped":
-        return values.astype(values.dtype.newbyteorder(">"))
-    if layout in ("map", "file"):
-        np.save(path, values)
-        return np.load(path, mmap_mode="r") if layout == "map" else path
-    if layout == "file.T":
-        np.save(path, values.T)
-        return f"{path}.T"
-    return values
+    np.save(path, values.T if layout == "file.T" else values)
+    if layout == "map":
+        return np.load(path, mmap_mode="r")
+    return f"{path}.T" if layout == "file.T" else path
 
 
 @st.composite
@@ -327,7 +323,8 @@ class TestChain:
             expected = chain_product(operands)
             assert chain.shape == expected.shape
             np.testing.assert_allclose(chain.compute(engine=engine), expected)
-        np.testing.assert_allclose(raymm.multi_dot([vector, vector], engine=engine), vector @ vector)
+        square = raymm.multi_dot([vector, vector], engine=engine)
+        np.testing.assert_allclose(square, vector @ vector)
 
     def test_transpose_of_any_operand(self, engine, tmp_path):
         torch = pytest.importorskip("torch")

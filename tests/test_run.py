@@ -161,9 +161,7 @@ class TestOutputThatIsAnOperand:
         torch = pytest.importorskip("torch")
         square = torch.eye(4)
         with pytest.raises(PlanError, match="would overwrite"):
-            raymm.multi_dot(
-                [torch.ones(4, 4), square], out=square.numpy(), engine=RaisingEngine()
-            )
+            raymm.multi_dot([torch.ones(4, 4), square], out=square.numpy(), engine=RaisingEngine())
 
 
 class TestNothingStarts:
@@ -287,12 +285,10 @@ class TestFailures:
         assert names_in(out.parent) == []
 
     def test_a_verification_that_fails(self, chain, out, local_engine, monkeypatch):
-        from raymm import run
-
         def check(*_, **__):
             raise VerificationError("not the product")
 
-        monkeypatch.setattr(run, "check_product", check)
+        monkeypatch.setattr("raymm.run.check_product", check)
         with pytest.raises(VerificationError):
             chain.write(out, engine=local_engine, verify=True)
         assert names_in(out.parent) == []

@@ -76,5 +76,6 @@ def test_position_of_an_entry_in_either_order():
 
 @given(st.integers(0, 10**20), st.integers(1, 10**10))
 def test_rounding_up(value, multiple):
-    assert (ceil_div(value, multiple) - 1) * multiple < value <= ceil_div(value, multiple) * multiple
+    rounded = ceil_div(value, multiple)
+    assert (rounded - 1) * multiple < value <= rounded * multiple
     assert round_up(value, multiple) == ceil_div(value, multiple) * multiple

@@ -136,7 +136,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _result(self, handle: Handle) -> Any:
-        """Return `Outcome` of a tile or (device, threads, pid) of a load; `LostError` if it is gone."""
+        """Return a tile's `Outcome` or a load's (device, threads, pid); `LostError` if gone."""
 
     @abstractmethod
     def _replace(self, worker: WorkerId) -> WorkerId:

@@ -151,7 +151,7 @@ class TestErrors:
     def test_in_a_sink_on_a_worker(self, ray_engine, report, out):
         error = ZeroDivisionError("in the sink")
         sink = RaisingSink(report, 3, error)
-        with pytest.raises(TileError, match="tile 3 .*in the sink") as caught:
+        with pytest.raises(TileError, match=r"tile 3 .*in the sink") as caught:
             raymm.chain([LEFT, RIGHT]).run(out, sink, tile_columns=4, engine=ray_engine)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert caught.value.attempts == 1
@@ -222,9 +222,7 @@ class TestLostWorkers:
     def test_the_only_worker(self, ray_room, report, out):
         killing = KillingSink(report, tile=3, times=2)
         with raymm.RayEngine(num_workers=1) as engine:
-            found, _ = raymm.chain([LEFT, RIGHT]).run(
-                out, killing, tile_columns=5, engine=engine
-            )
+            found, _ = raymm.chain([LEFT, RIGHT]).run(out, killing, tile_columns=5, engine=engine)
         np.testing.assert_array_equal(found, LEFT @ RIGHT)
         assert len(killing.notes("kill-")) == 2
         assert len(set(killing.pids())) == 3

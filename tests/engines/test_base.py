@@ -204,7 +204,7 @@ def test_an_exception_is_not_repeated():
 
     engine = FakeEngine(workers=2, script=script)
     outcomes, _ = start(engine)
-    with pytest.raises(TileError, match="tile 4 .*by tile 4") as caught:
+    with pytest.raises(TileError, match=r"tile 4 .*by tile 4") as caught:
         list(outcomes)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert (caught.value.tile.index, caught.value.attempts) == (4, 1)
@@ -257,7 +257,7 @@ def test_a_load_that_raises_is_a_start_error_with_its_cause():
     error = MemoryError("no room")
     engine = FakeEngine(starting=lambda worker: error)
     outcomes, _ = start(engine)
-    with pytest.raises(WorkerStartError, match="could not load.*no room") as caught:
+    with pytest.raises(WorkerStartError, match=r"could not load.*no room") as caught:
         list(outcomes)
     assert caught.value.__cause__ is error
 

@@ -7,8 +7,6 @@ import pytest
 import threadpoolctl
 
 import raymm
-from raymm.engines.choosing import make_engine
-from raymm.errors import PlanError
 from raymm.events import RunStarted, TileFinished
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Grid
@@ -134,19 +132,6 @@ def test_the_order_of_calls_of_a_sink(local_engine):
     )
     assert result == "committed"
     assert sink.calls == ["open", "attach", "write", "write", "detach True", "commit"]
-
-
-class TestChoosing:
-    def test_by_name_and_by_object(self, local_engine):
-        engine, reason = make_engine("local", None)
-        assert isinstance(engine, raymm.LocalEngine)
-        assert reason == "as asked"
-        assert make_engine(local_engine, None) == (local_engine, "as given")
-
-    @pytest.mark.parametrize("engine", ["gpu", "", None, 3], ids=repr)
-    def test_what_is_no_engine(self, engine):
-        with pytest.raises(PlanError, match="engine="):
-            make_engine(engine, None)
 
 
 def test_events_begin_with_the_run_and_end_with_its_summary(local_engine):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from raymm.kernels import blas
+from raymm.kernels.threads import one_blas_thread
 from tests.tolerances import assert_product
 
 
@@ -51,8 +52,6 @@ def test_the_library_is_decided_once_by_the_processor():
 
 def test_torch_is_set_back(library):
     torch = pytest.importorskip("torch")
-    from raymm.kernels.threads import one_blas_thread
-
     before = torch.get_num_threads()
     with one_blas_thread():
         pass

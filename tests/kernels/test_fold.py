@@ -40,7 +40,7 @@ def test_threads_do_not_change_the_bits(rng, threads):
 
 
 def test_an_error_in_a_thread_is_raised():
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="mismatch|size"):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match=r"mismatch|size"):
         fold(np.ones((2, 3)), np.ones((4, 2)), pool.map)
 
 

@@ -58,9 +58,7 @@ def test_what_lies_between_the_entries_of_a_strided_out_is_left_alone(local_engi
 @pytest.mark.parametrize("shape", [(3, 4), (4, 3), (3, 5, 1), (15,), (), (3, 1)], ids=str)
 def test_out_of_another_shape(shape, local_engine):
     with pytest.raises(ShapeError, match=r"out has shape .*\(3, 5\)"):
-        raymm.multi_dot(
-            [np.eye(3), np.ones((3, 5))], out=np.empty(shape), engine=local_engine
-        )
+        raymm.multi_dot([np.eye(3), np.ones((3, 5))], out=np.empty(shape), engine=local_engine)
 
 
 @pytest.mark.parametrize("shape", [(4,), (6,), (5, 1), (1, 5), ()], ids=str)
@@ -74,9 +72,7 @@ def test_out_of_another_dtype(local_engine):
     with pytest.raises(DTypeError, match="dtype='float32'"):
         raymm.multi_dot([np.eye(3), np.ones((3, 5))], out=out, engine=local_engine)
     assert not out.any()
-    raymm.multi_dot(
-        [np.eye(3), np.ones((3, 5))], out=out, dtype=np.float32, engine=local_engine
-    )
+    raymm.multi_dot([np.eye(3), np.ones((3, 5))], out=out, dtype=np.float32, engine=local_engine)
     assert (out == 1).all()
 
 

@@ -241,7 +241,7 @@ def test_a_file_that_is_cut_short_while_it_is_used(tmp_path, view):
     array = np.load(path, mmap_mode="r")
     source = open_source(array if view == "whole" else array[:, ::2], "C")
     os.truncate(path, 1000)
-    with pytest.raises(SourceError, match="cut short.*1,000"):
+    with pytest.raises(SourceError, match=r"cut short.*1,000"):
         source.read(0, 20, Buffer())
 
 

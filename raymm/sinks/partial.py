@@ -1,0 +1,212 @@
+"""A file under construction: reserved, locked, written in place by many processes, renamed."""
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raymm.errors import SinkError, SinkExistsError
+from raymm.memory import format_nbytes
+from raymm.paths import check_folder, free_nbytes, is_same_file
+from raymm.sinks.base import Values
+from raymm.tiles import PAGE_NBYTES
+
+SMALLEST_DIRECT_RUN = 2**16
+"""Shorter runs go through the page cache: a direct write takes as long as one of this length."""
+
+
+class PartialFile:
+    """``<path>.partial`` until ``commit`` renames it.
+
+    1. ``open`` (driver): checks the name, locks, reserves all space, writes the header.
+    2. ``attach`` (each process that writes), then ``write_run`` from any thread, then ``detach``.
+    3. ``commit`` or ``abort`` (driver).
+
+    It pickles without its open files: each process opens its own, once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self._is_direct = self._overwrite = False
+        self._lock: int | None = None
+        self._files: tuple[int, int] | None = None
+        """Open in this process: through the page cache, and past it (the same if it cannot)."""
+
+    def is_one_of(self, path: str) -> bool:
+        """Whether `path` names this file, finished or not, through any spelling or link."""
+        return any(is_same_file(mine, Path(path)) for mine in (self.path, self.partial))
+
+    def open(self, header: bytes, nbytes: int, overwrite: bool, is_direct: bool) -> None:
+        """Reserve `nbytes` and write the header; an error leaves nothing behind."""
+        self._overwrite = overwrite
+        self._check_free_name()
+        check_folder(self.path)
+        self._lock = self._open_locked()
+        try:
+            self._reserve(nbytes)
+            _write_all(self._lock, memoryview(header), 0)
+        except OSError as error:
+            self.abort()
+            raise self._error(error, "created", nbytes) from error
+        self._is_direct = is_direct and takes_direct(self.partial)
+
+    def attach(self) -> None:
+        """Open the file in this process."""
+        try:
+            cached = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC)
+            direct = cached
+            if self._is_direct:
+                direct = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError as error:
+            raise self._error(error, "opened") from error
+        self._files = cached, direct
+
+    def write_run(self, run: Values, position: int) -> None:
+        """Write a contiguous run: whole pages past the cache, the ends through it."""
+        assert self._files is not None  # attach() came first
+        cached, direct = self._files
+        memory = run.view(np.uint8).data
+        head = -position % PAGE_NBYTES
+        pages = (len(memory) - head) // PAGE_NBYTES * PAGE_NBYTES
+        address = run.__array_interface__["data"][0]
+        is_short = pages < SMALLEST_DIRECT_RUN
+        try:
+            if cached == direct or is_short or (address - position) % PAGE_NBYTES:
+                _write_all(cached, memory, position)
+                return
+            if head:
+                _write_all(cached, memory[:head], position)
+            _write_all(direct, memory[head : head + pages], position + head)
+            if head + pages < len(memory):
+                _write_all(cached, memory[head + pages :], position + head + pages)
+        except OSError as error:
+            raise self._error(error, "written") from error
+
+    def detach(self, sync: bool) -> None:
+        """Close the file in this process, with `sync` once all of it is on the disk."""
+        files, self._files = self._files, None
+        if files is None:
+            return
+        try:
+            if sync:
+                os.fdatasync(files[0])
+        except OSError as error:
+            raise self._error(error, "synced") from error
+        finally:
+            for file in set(files):
+                os.close(file)
+
+    def commit(self) -> None:
+        """Sync, and rename; the file is complete under its name, or still partial."""
+        assert self._lock is not None  # open() came first
+        try:
+            os.fsync(self._lock)
+            self._check_free_name()
+            self.partial.replace(self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            if isinstance(error, SinkError):
+                raise
+            raise self._error(error, "committed") from error
+        self._unlock()
+
+    def abort(self) -> None:
+        """Remove the unfinished file."""
+        with contextlib.suppress(SinkError):
+            self.detach(sync=False)
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self.partial.unlink()
+            self._unlock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind."""
+        return self.__dict__ | {"_lock": None, "_files": None}
+
+    def _check_free_name(self) -> None:
+        if self.path.is_dir():
+            raise SinkError(errno.EISDIR, f"{self.path} is a folder: give the name of a file")
+        if not self._overwrite and (self.path.exists() or self.path.is_symlink()):
+            raise SinkExistsError(
+                errno.EEXIST, f"{self.path} exists: choose another name or pass overwrite=True"
+            )
+
+    def _open_locked(self) -> int:
+        try:
+            file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._error(error, "created") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                os.close(file)
+                raise SinkError(
+                    error.errno, f"{self.partial} is being written by another run: let it finish"
+                ) from error
+            # Some network file systems know no locks: do without.
+        return file
+
+    def _reserve(self, nbytes: int) -> None:
+        assert self._lock is not None
+        os.ftruncate(self._lock, 0)  # what an earlier run left there is given back first
+        free = free_nbytes(self.path)
+        if nbytes > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._lock, 0, nbytes)
+        else:
+            os.ftruncate(self._lock, nbytes)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _error(self, error: OSError, verb: str, needed: int = 0) -> SinkError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and verb == "created":
+            replaced = self.path.stat().st_size if self.path.exists() else 0
+            return _full_disk_error(self.path, needed, free_nbytes(self.path), replaced)
+        return SinkError(error.errno, f"{self.path} could not be {verb}: {error.strerror}")
+
+
+def _write_all(file: int, memory: memoryview, position: int) -> None:
+    while memory:
+        done = os.pwrite(file, memory, position)
+        memory, position = memory[done:], position + done
+
+
+def takes_direct(path: Path) -> bool:
+    """Whether the file system accepts direct output."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _full_disk_error(path: Path, needed: int, free: int, replaced: int) -> SinkError:
+    """Return the error for an output that the disk cannot hold."""
+    hint = "use another disk or free some space"
+    if replaced and needed <= free + replaced:
+        hint = (
+            f"the old file ({format_nbytes(replaced)}) is kept until the new one is complete: "
+            "delete it first"
+        )
+    return SinkError(
+        28,
+        f"{path} needs {needed:,} bytes ({format_nbytes(needed)}), {free:,} are free "
+        f"({format_nbytes(free)}): {hint}",
+    )
