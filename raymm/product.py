@@ -22,6 +22,7 @@ from raymm.run import check_outputs, execute
 from raymm.sinks import Array, Sink, as_sink
 from raymm.sinks.base import OutputSpec
 from raymm.sources import Source, open_source
+from raymm.verification import Findings, check_file
 
 Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress: TypeAlias = bool | Callback
@@ -199,6 +200,29 @@ class Chain:
             dtype, precision, memory_limit, tile_columns, max_in_flight, overwrite, verify
         )
         return self._execute(tuple(map(as_sink, sinks)), request, engine, progress)
+
+    def verify(self, path: Path, *, precision: Precision = "strict") -> Findings:
+        """Check that a `.npy` file is D, however it was made.
+
+        Parameters
+        ----------
+        path : path
+        precision : {"strict", "tf32", "bf16", "float64"}
+            Of the arithmetic that made it.
+
+        Returns
+        -------
+        Findings
+            ``residual``: the largest error relative to what rounding allows.
+
+        Raises
+        ------
+        VerificationError
+            An entry is further from the product than rounding explains.
+        ShapeError, DTypeError, SourceError
+            It cannot be D.
+        """
+        return check_file(os.fsdecode(path), self._chained, self._canonical(), precision)
 
     def _execute(
         self, sinks: tuple[Sink, ...], request: Request, engine: str | Engine, progress: Progress

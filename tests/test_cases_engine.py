@@ -134,11 +134,10 @@ class TestU74ResultsPinnedInTheObjectStore:
 
     def test_u74_nothing_is_kept_after_an_error(self, ray_room, out, report):
         before = references(ray_room)
-        with raymm.RayEngine(num_workers=2) as engine:
-            with pytest.raises(TileError):
-                raymm.chain([np.eye(20), np.ones((20, 20_000))]).run(
-                    out, KillingSink(report, tile=3), tile_columns=1000, engine=engine
-                )
+        with raymm.RayEngine(num_workers=2) as engine, pytest.raises(TileError):
+            raymm.chain([np.eye(20), np.ones((20, 20_000))]).run(
+                out, KillingSink(report, tile=3), tile_columns=1000, engine=engine
+            )
         assert_released(ray_room, before)
 
 
@@ -159,7 +158,7 @@ class TestU80ThreadsTooManyOrTooFew:
         ("workers", "wanted", "threads"),
         [(1, None, 2), (2, None, 1), (1, "1", 1), (2, "1", 1)],
     )
-    def test_u80_workers_times_threads_fit_the_cores(
+    def test_u80_workers_times_threads_fit_the_cores(  # noqa: PLR0913  fixtures and a table
         self, ray_room, report, settings, monkeypatch, workers, wanted, threads
     ):
         if wanted is not None:

@@ -156,15 +156,16 @@ def test_u28_read_only_inputs_stay_untouched_without_warnings(engine, order):
     assert not any(operand.flags.writeable for operand in operands)
 
 
-class TestU56MemmapViewsShippedToWorkers:
-    VIEWS = {
-        "turned": lambda array: array.T,
-        "offset": lambda array: array[3:, 5:],
-        "every other": lambda array: array[:, ::2],
-        "reversed": lambda array: array[::-1],
-        "mixed": lambda array: array[::-3, 7::5].T,
-    }
+VIEWS = {
+    "turned": lambda array: array.T,
+    "offset": lambda array: array[3:, 5:],
+    "every other": lambda array: array[:, ::2],
+    "reversed": lambda array: array[::-1],
+    "mixed": lambda array: array[::-3, 7::5].T,
+}
 
+
+class TestU56MemmapViewsShippedToWorkers:
     @pytest.fixture
     def whole(self, tmp_path):
         values = 1000.0 * np.arange(1000)[:, None] + np.arange(1000)
@@ -174,7 +175,7 @@ class TestU56MemmapViewsShippedToWorkers:
     @pytest.mark.ray
     @pytest.mark.parametrize("view", VIEWS)
     def test_u56_rows_of_a_view_on_workers(self, whole, view, ray_engine, ray_cluster, monkeypatch):
-        values, mapped = (self.VIEWS[view](each) for each in whole)
+        values, mapped = (VIEWS[view](each) for each in whole)
         put, plain = [], ray_cluster.put
 
         def counted(value, *arguments, **options):
@@ -198,7 +199,7 @@ class TestU56MemmapViewsShippedToWorkers:
     @pytest.mark.parametrize("view", VIEWS)
     def test_u56_descriptions_are_small(self, whole, view):
         _, mapped = whole
-        source = open_source(self.VIEWS[view](mapped), "C")
+        source = open_source(VIEWS[view](mapped), "C")
         assert len(pickle.dumps(source)) < LARGEST_DESCRIPTION
         assert len(pickle.dumps(source.cut(0, 100))) < LARGEST_DESCRIPTION
         assert len(pickle.dumps(np.asarray(mapped))) >= 8_000_000

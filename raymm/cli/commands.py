@@ -23,8 +23,8 @@ from raymm.errors import PlanError, RaymmError, SinkError, SinkExistsError, Sour
 from raymm.memory import format_nbytes
 from raymm.plan import Plan
 from raymm.product import chain
+from raymm.request import Precision
 from raymm.sinks import Npy, Sink, as_sink
-from raymm.verification import check_file
 
 VERSION: str = sys.modules["raymm"].__version__
 """Read from the package that is being imported: a module of it does not import it."""
@@ -77,7 +77,7 @@ def plan(  # noqa: PLR0913  one parameter for each option
     out: str | None,
     order: Any,
     dtype: np.dtype[Any] | None,
-    precision: Any,
+    precision: Precision,
     engine: str,
     num_workers: int | None,
     address: str | None,
@@ -124,7 +124,7 @@ def run(  # noqa: PLR0913  one parameter for each option
     outs: tuple[str, ...],
     order: Any,
     dtype: np.dtype[Any] | None,
-    precision: Any,
+    precision: Precision,
     engine: str,
     num_workers: int | None,
     address: str | None,
@@ -163,7 +163,7 @@ def run(  # noqa: PLR0913  one parameter for each option
 @options.operands
 @options.precision
 @options.as_json
-def verify(output: str, operands: tuple[str, ...], precision: str, as_json: bool) -> None:
+def verify(output: str, operands: tuple[str, ...], precision: Precision, as_json: bool) -> None:
     """Check that the file D.npy is the product of the others.
 
     All of it is compared by weighted sums of its columns (Freivalds), some columns entry by entry.
@@ -171,8 +171,7 @@ def verify(output: str, operands: tuple[str, ...], precision: str, as_json: bool
 
     Example: raymm verify D.npy A.npy B.npy C.npy
     """
-    product = chain(operands)
-    findings = check_file(output, product._chained, product._canonical(), precision)
+    findings = chain(operands).verify(output, precision=precision)
     if as_json:
         show({"output": output, **asdict(findings)})
         return

@@ -49,10 +49,8 @@ def test_a_chosen_dtype_holds_every_partial_sum(left, right, tile_value):
     size = [abs(int(value)) for value in np.full(2, tile_value, object)]
     inner = np.abs(right.astype(object)) @ np.array(size, object)
     outer = np.abs(left.astype(object)) @ inner
-    top = max(
-        [*inner, *outer, tile_value, *np.abs(left.astype(object)).flat]
-        + list(np.abs(right.astype(object)).flat)
-    )
+    entries = [*np.abs(left.astype(object)).flat, *np.abs(right.astype(object)).flat]
+    top = max([*inner, *outer, tile_value, *entries])
     if chosen == np.float32:
         assert top <= 2**24
     elif chosen == np.float64:

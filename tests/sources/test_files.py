@@ -104,7 +104,6 @@ def test_views_with_equal_neighbours(wide):
 
 
 def test_copy_on_write_maps_stay_arrays(wide, tmp_path):
-    values, _ = wide
     changed = np.load(tmp_path / "wide.npy", mmap_mode="c")
     changed[0, 0] = -1
     source = open_source(changed, "C")
