@@ -1,10 +1,7 @@
 """Ray: one actor per device, in a cluster of the caller's or one that this engine starts."""
 
 import contextlib
-import logging
 import os
-import signal
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -14,6 +11,7 @@ import ray
 from numpy.typing import NDArray
 from ray import exceptions as ray_errors
 
+from raymm.engines import cluster
 from raymm.engines.base import (
     DRAIN_SECONDS,
     Call,
@@ -23,12 +21,8 @@ from raymm.engines.base import (
     Outcome,
     WorkerId,
 )
-from raymm.errors import (
-    ExecutionError,
-    PlanError,
-    RaymmError,
-    WorkerStartError,
-)
+from raymm.engines.cluster import LOST, RAY, RAY_GONE, STORE_SHARE
+from raymm.errors import ExecutionError, PlanError, WorkerStartError
 from raymm.kernels.threads import count_cores, count_threads, limit_process
 from raymm.request import Resources
 from raymm.sinks.base import Piece
@@ -40,30 +34,13 @@ from raymm.worker import Job, Receipt, Worker
 Actor: TypeAlias = Any
 Ref: TypeAlias = Any
 """Ray's handles are untyped."""
-_ray: Any = ray
-"""Ray with its partial annotations out of the way."""
 
 MOST_CPU_WORKERS = 8
 """Per node, by default: more would only multiply the memory of buffers."""
-STORE_NBYTES = 2**28
-"""Least object store of a Ray that raymm starts."""
 SYNC_SECONDS = 600.0
 """How long a worker may take to get what it wrote onto the disk."""
-STORE_SHARE = 0.3
-"""Of memory, or of the store itself: what raymm fills at most."""
 FACTOR_SHARE = 0.1
 """Of the object store: what factors of earlier jobs may take up."""
-
-_LOST = (
-    ray_errors.RayActorError,
-    ray_errors.ObjectLostError,
-    ray_errors.OutOfMemoryError,
-    ray_errors.WorkerCrashedError,
-    ray_errors.NodeDiedError,
-    ray_errors.ActorUnschedulableError,
-    ray_errors.TaskCancelledError,
-)
-_OURS_GONE = (ray_errors.LocalRayletDiedError, ray_errors.RaySystemError)
 
 
 class WorkerActor:
@@ -134,7 +111,7 @@ class RayEngine(Engine):
             raise PlanError(f"num_workers={num_workers} must be at least 1")
         self._wanted_workers, self._wanted_threads = num_workers, threads_per_worker
         self._num_gpus, self._address = num_gpus_per_worker, address
-        self._started_ray = False
+        self._started_ray, self._session = False, ""
         self._actors: dict[WorkerId, Actor] = {}
         self._held: dict[WorkerId, set[str]] = {}
         """Content keys of the factors that each worker holds."""
@@ -155,16 +132,17 @@ class RayEngine(Engine):
 
         Ray is not started to find out; a cluster that was named is joined.
         """
-        if self._given_address:
+        if cluster.given_address(self._address):
             self._connect(0)
         cores, nodes, gpus = count_cores(), 1, 0
         memory = psutil.virtual_memory()
         store = int(memory.total * STORE_SHARE)
-        if ray.is_initialized() and (alive := _alive_nodes()):
-            nodes = len(alive)
-            cores = max(1, int(min(node.get("CPU", 0) for node in alive)))
-            store = int(min(node.get("object_store_memory", store) for node in alive))
-            gpus = int(sum(node.get("GPU", 0) for node in alive))
+        if ray.is_initialized():
+            gpus = int(RAY.cluster_resources().get("GPU", 0))
+            if usable := cluster.usable_nodes():
+                nodes = len(usable)
+                cores = int(min(node["CPU"] for node in usable))
+                store = int(min(node.get("object_store_memory", store) for node in usable))
         workers = self._wanted_workers or min(cores, MOST_CPU_WORKERS) * nodes
         per_node = ceil_div(workers, nodes)
         threads = self._wanted_threads or count_threads(max(1, cores // per_node))
@@ -195,7 +173,7 @@ class RayEngine(Engine):
             actors, started_ray = list(self._actors.values()), self._started_ray
             self._forget_actors()
             self._started_ray = False
-            _end(actors, started_ray)
+            cluster.end(actors, started_ray)
 
     def unload(self, job_id: str, sync: bool) -> None:
         """Detach the job's sinks on all workers; one that died has nothing left to sync."""
@@ -207,50 +185,25 @@ class RayEngine(Engine):
         for call in calls:
             try:
                 ray.get(call, timeout=SYNC_SECONDS if sync else DRAIN_SECONDS)
-            except (*_LOST, ray_errors.GetTimeoutError) as error:
+            except (*LOST, ray_errors.GetTimeoutError) as error:
                 if isinstance(error, ray_errors.GetTimeoutError) and sync:
                     raise ExecutionError(
                         f"a worker did not sync its output within {SYNC_SECONDS:.0f} s"
                     ) from error
             except ray_errors.RayTaskError as error:
-                raise _cause(error) from None
-
-    @property
-    def _given_address(self) -> str | None:
-        return self._address or os.environ.get("RAY_ADDRESS")
+                raise cluster.cause(error) from None
 
     def _connect(self, in_flight_nbytes: int) -> None:
-        """Use the Ray that is up, else join or start one."""
-        if _ray.util.client.ray.is_connected():
-            raise PlanError(
-                "this process is connected through Ray Client (ray://), which sends every byte "
-                "through a proxy: run the script on the cluster with `ray job submit`"
-            )
-        if ray.is_initialized():
-            return
-        self._forget_actors()
-        address = self._given_address
-        if address and address.startswith("ray://"):
-            raise PlanError(f"address={address!r}: Ray Client is too slow; use `ray job submit`")
-        with _signal_handlers_kept(), _ray_errors("start" if address is None else "join"):
-            if address:
-                ray.init(address=address, log_to_driver=False)
-            else:
-                self._start_ray(in_flight_nbytes)
-        self._started_ray = True
-
-    def _start_ray(self, in_flight_nbytes: int) -> None:
-        total = psutil.virtual_memory().total
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            num_cpus=max(count_cores(), self._wanted_workers or 1),
-            logging_level=logging.ERROR,  # a library does not print where its Ray runs
-            object_store_memory=min(
-                max(4 * in_flight_nbytes, STORE_NBYTES), int(total * STORE_SHARE)
-            ),
-        )
+        """Make sure that Ray is up; actors of an earlier one are gone with it."""
+        address = cluster.given_address(self._address)
+        num_cpus = max(count_cores(), self._wanted_workers or 1)
+        if cluster.connect(address, num_cpus, in_flight_nbytes):
+            self._started_ray = True
+            self._forget_actors()
+        session = RAY.get_runtime_context().get_job_id()
+        if session != self._session:  # the caller has shut down Ray and started it again
+            self._forget_actors()
+            self._session = session
 
     def _check_feasible(self, resources: Resources) -> None:
         if self._num_gpus:
@@ -258,10 +211,9 @@ class RayEngine(Engine):
             if resources.gpus:
                 asked += ", and this version of raymm has no kernel for them"
             raise WorkerStartError(f"{asked}: leave num_gpus_per_worker at 0 to use the CPUs")
-        largest = max((node.get("CPU", 0) for node in _alive_nodes()), default=0)
-        if largest < 1:
+        if not cluster.usable_nodes():
             raise WorkerStartError(
-                f"asked {resources.threads} CPU per worker, the largest node has {largest:g}: "
+                f"asked {resources.threads} CPU per worker, no node of the cluster has any: "
                 "give Ray CPUs (num_cpus=)"
             )
 
@@ -269,17 +221,20 @@ class RayEngine(Engine):
         """Start a worker; it asks Ray for a CPU per thread."""
         name = f"worker-{self._count}"
         self._count += 1
-        largest = int(max((node.get("CPU", 1) for node in _alive_nodes()), default=1))
-        options = {"num_cpus": max(1, min(threads, largest)), "num_gpus": 0, "max_restarts": 0}
-        actor_class = ray.remote(WorkerActor).options(
-            max_task_retries=0, scheduling_strategy="SPREAD", **options
+        largest = max((node["CPU"] for node in cluster.usable_nodes()), default=1)
+        actor_class = RAY.remote(WorkerActor).options(
+            num_cpus=max(1, min(threads, int(largest))),
+            num_gpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
         )
         self._actors[name] = actor_class.remote(name, threads)
         self._held[name] = set()
         if self._finalizer is not None:
             self._finalizer.detach()
         actors = list(self._actors.values())
-        self._finalizer = weakref.finalize(self, _end, actors, self._started_ray)
+        self._finalizer = weakref.finalize(self, cluster.end, actors, self._started_ray)
         return name
 
     def _forget_actors(self) -> None:
@@ -339,7 +294,7 @@ class RayEngine(Engine):
     def _wait(self, handles: list[Handle], timeout: float) -> list[Handle]:
         try:
             ended, _ = ray.wait(handles, num_returns=1, timeout=timeout, fetch_local=False)
-        except _OURS_GONE as error:
+        except RAY_GONE as error:
             raise ExecutionError(f"Ray is gone: {error}") from error
         return list(ended)
 
@@ -348,14 +303,14 @@ class RayEngine(Engine):
         self._flight.pop(handle, None)
         loading = self._loading.pop(handle, None)
         try:
-            result = _ray.get(handle)
-        except _LOST as error:
+            result = RAY.get(handle)
+        except LOST as error:
             raise LostError(
-                _first_line(error), isinstance(error, ray_errors.RayActorError)
+                cluster.first_line(error), isinstance(error, ray_errors.RayActorError)
             ) from error
         except ray_errors.RayTaskError as error:
-            raise _cause(error) from None
-        except _OURS_GONE as error:
+            raise cluster.cause(error) from None
+        except RAY_GONE as error:
             raise ExecutionError(f"Ray is gone: {error}") from error
         if isinstance(result, Receipt):
             return Outcome(result, _fetch(pieces))
@@ -380,7 +335,7 @@ class RayEngine(Engine):
         self._pieces.clear()
         if not handles or not ray.is_initialized():
             return
-        with contextlib.suppress(*_LOST, *_OURS_GONE):
+        with contextlib.suppress(*LOST, *RAY_GONE):
             for handle in handles:
                 ray.cancel(handle)
             ended, running = ray.wait(
@@ -397,7 +352,7 @@ class RayEngine(Engine):
         self._loading.clear()
 
     def _diagnosis(self) -> str:
-        total, free = _ray.cluster_resources(), _ray.available_resources()
+        total, free = RAY.cluster_resources(), RAY.available_resources()
         threads = self.resources().threads
         return (
             f"no worker became ready: {len(self._actors)} workers of {threads} CPU each were "
@@ -405,10 +360,6 @@ class RayEngine(Engine):
             "them free. If the caller is an actor that holds them, give it fewer; if other jobs "
             "do, wait for them or lower num_workers"
         )
-
-
-def _alive_nodes() -> list[dict[str, float]]:
-    return [node["Resources"] for node in _ray.nodes() if node["Alive"]]
 
 
 def _as_list(returned: Any) -> list[Ref]:
@@ -419,56 +370,8 @@ def _fetch(pieces: list[Ref]) -> Iterator[Piece]:
     """Yield pieces one at a time; each leaves the object store when the next is asked for."""
     while pieces:
         try:
-            yield _ray.get(pieces.pop(0))
-        except _LOST as error:
-            raise ExecutionError(f"a finished block was lost: {_first_line(error)}") from error
-
-
-def _cause(error: Any) -> Exception:
-    """Return what was raised in a worker, with the worker's traceback as a note."""
-    cause = error.cause
-    cause = getattr(cause, "client_exc", None) or cause
-    if not isinstance(cause, Exception):
-        return ExecutionError(str(error))
-    if not isinstance(cause, RaymmError):
-        cause.add_note(f"In a worker:\n{getattr(error, 'traceback_str', error)}")
-    return cause
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
-
-
-@contextlib.contextmanager
-def _ray_errors(verb: str) -> Iterator[None]:
-    """Turn what `ray.init` raises into one kind of error, Ray's own advice kept."""
-    try:
-        yield
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray_errors.RayError) as error:
-        raise WorkerStartError(f"could not {verb} Ray: {error}") from error
-
-
-@contextlib.contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Put the SIGTERM handler back that `ray.init` replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _end(actors: list[Actor], started_ray: bool) -> None:
-    """Kill workers, and shut down a Ray of our own."""
-    if not ray.is_initialized():
-        return
-    for actor in actors:
-        with contextlib.suppress(*_LOST, *_OURS_GONE, ValueError):
-            ray.kill(actor)
-    if started_ray:
-        ray.shutdown()
+            yield RAY.get(pieces.pop(0))
+        except LOST as error:
+            raise ExecutionError(
+                f"a finished block was lost: {cluster.first_line(error)}"
+            ) from error
