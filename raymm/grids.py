@@ -22,6 +22,8 @@ STAGED_NBYTES, LARGEST_STAGED_NBYTES = 64 * 2**20, 256 * 2**20
 """Of the huge operand's tile: as a rule, and where long runs of the output need more."""
 TILE_FLOP = 100e9
 """Work of one tile: about a second of a core."""
+HALO_RUN_NBYTES = 2**17
+"""Runs from this length on are cut at pages of the output, for less than 4 % of halo columns."""
 ROUND = 4
 """Few tiles come in multiples of so many, so that no worker idles at the end of the run ..."""
 SPREAD_NBYTES, SPREAD_RUN_NBYTES = 16 * 2**20, 2**16
@@ -38,12 +40,12 @@ class CostOf:
     source_itemsize: int
     compute_itemsize: int
     output_itemsize: int
-    halo_columns: int = 0
+    is_converted: bool
 
     def __call__(self, grid: Grid) -> TileCost:
         """Return what a worker holds for a tile of this grid."""
         sizes = self.source_itemsize, self.compute_itemsize, self.output_itemsize
-        return tile_cost(grid, self.group_shapes, sizes, self.halo_columns)
+        return tile_cost(grid, self.group_shapes, sizes, self.is_converted)
 
 
 def choose_grid(
@@ -61,10 +63,16 @@ def choose_grid(
     else:
         width = _tile_width(rows, columns, cost_of, layout, flop_per_column)
     block = _block_shape(rows, width, cost_of.output_itemsize, layout, column_nbytes)
-    grid = Grid(rows, columns, width, *block)
+    grid = _with_halo(Grid(rows, columns, width, *block), cost_of, layout)
     if request.memory_limit is not None:
-        grid = _shrink(grid, cost_of, layout, request)
+        grid = _with_halo(_shrink(grid, cost_of, layout, request), cost_of, layout)
     return grid
+
+
+def _with_halo(grid: Grid, cost_of: CostOf, layout: Layout) -> Grid:
+    """Give blocks their halo, unless their runs are so short that it costs more than it saves."""
+    is_long = grid.panel_columns * cost_of.output_itemsize >= HALO_RUN_NBYTES
+    return replace(grid, halo_columns=layout.halo_columns if is_long else 0)
 
 
 def _tile_width(

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from raymm.errors import PlanError
-from raymm.tiles import Grid
+from raymm.tiles import PAGE_NBYTES, Grid
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -87,7 +87,7 @@ def tile_cost(
     grid: Grid,
     group_shapes: tuple[tuple[int, int], ...],
     itemsizes: tuple[int, int, int],
-    halo_columns: int = 0,
+    is_converted: bool,
 ) -> TileCost:
     """Return what a worker holds for one tile.
 
@@ -98,21 +98,24 @@ def tile_cost(
         Shapes of the resident factors, outermost first.
     itemsizes : (int, int, int)
         Bytes of one value of the huge operand, of the arithmetic and of D.
-    halo_columns : int
-        Columns that a block holds beyond its own.
+    is_converted : bool
+        Whether a tile is held twice: as read, and as the arithmetic needs it.
     """
     source_itemsize, compute_itemsize, output_itemsize = itemsizes
-    inner_length = group_shapes[-1][1] if group_shapes else grid.rows
-    width = min(grid.tile_columns + halo_columns, grid.columns)
+    inner_length = group_shapes[-1][1]
+    width = min(grid.tile_columns + grid.halo_columns, grid.columns)
     staged = inner_length * width * source_itemsize
-    if compute_itemsize != source_itemsize:
+    if is_converted:
         staged += inner_length * width * compute_itemsize
     inner = sum(rows for rows, _ in group_shapes[1:]) * width * compute_itemsize
-    entries = min(grid.block_rows, grid.rows) * min(grid.panel_columns + halo_columns, width)
-    block = entries * output_itemsize
+    rows = min(grid.block_rows, grid.rows)
+    columns = min(grid.panel_columns + grid.halo_columns, width)
+    entries = rows * columns
+    # Rows lie as far apart as in the file modulo a page, and the first begins within one.
+    block = entries * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
     if compute_itemsize != output_itemsize:
         block += entries * compute_itemsize
-    if group_shapes and max(columns for _, columns in group_shapes) > LONG_INNER:
+    if max(columns for _, columns in group_shapes) > LONG_INNER:
         block += entries * 2 * 8
     resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
     return TileCost(resident, staged, inner, block)

@@ -33,6 +33,16 @@ class Operand:
         return size
 
     @property
+    def is_c_ordered(self) -> bool:
+        """Whether the values lie one after another, row by row."""
+        step = self.dtype.itemsize
+        for length, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if length > 1 and stride != step:
+                return False
+            step *= length
+        return True
+
+    @property
     def T(self) -> "Operand":
         """The transpose."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])

@@ -27,6 +27,13 @@ class Fold:
         own = 2 * self.left.shape[0] * self.left.shape[1] * self.right.shape[1]
         return own + self.left.flop + self.right.flop
 
+    @property
+    def entries(self) -> int:
+        """Entries of all products formed on the way, in memory at the same time at worst."""
+        if self.left is None or self.right is None:
+            return 0
+        return self.shape[0] * self.shape[1] + self.left.entries + self.right.entries
+
     def text(self, names: tuple[str, ...]) -> str:
         """Return it as a formula."""
         if self.left is None or self.right is None:

@@ -12,13 +12,13 @@ import numpy as np
 from raymm.errors import MemoryLimitError
 from raymm.grids import CostOf, choose_grid
 from raymm.memory import LANES_PER_THREAD, RATES, TileCost, format_nbytes
-from raymm.operands import format_shape
+from raymm.operands import Operand, format_shape
 from raymm.order import Chained, Fold, compute_dtype, multiplication_order, output_dtype
 from raymm.request import Request, Resources
 from raymm.tiles import Grid, Layout
 
-RAY_SECONDS = 20.0
-"""Predicted run from which Ray's start-up is noise and losing a tile is cheaper than the run."""
+STORE_SHARE = 0.6
+"""Of the object store, for tiles in flight: Ray starts to spill at 80 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Plan:
     @property
     def worker_nbytes(self) -> int:
         """Private bytes of one worker."""
-        return self.cost.worker_nbytes(self.lanes)
+        handed_back = 0 if self.resources.shares_memory or not self.layout.travels else 1
+        return self.cost.worker_nbytes(self.lanes) + handed_back * self.tile_nbytes
 
     @property
     def tile_nbytes(self) -> int:
@@ -98,9 +99,14 @@ class Plan:
         """Bytes in the object store for each tile in flight."""
         if self.resources.shares_memory:
             return 0
+        return self._cut_nbytes + (self.tile_nbytes if self.layout.travels else 0)
+
+    @property
+    def _cut_nbytes(self) -> int:
+        """One tile of an array, which the driver copies to send it."""
         huge = self.chained.canonical[-1]
-        read = 0 if huge.path else huge.shape[0] * self.grid.tile_columns * huge.dtype.itemsize
-        return read + (self.tile_nbytes if self.layout.travels else 0)
+        width = min(self.grid.tile_columns + self.grid.halo_columns, self.grid.columns)
+        return 0 if huge.path else huge.shape[0] * width * huge.dtype.itemsize
 
     @property
     def store_nbytes(self) -> int:
@@ -114,8 +120,20 @@ class Plan:
     def driver_nbytes(self) -> int:
         """Private bytes of the driver; where workers are threads, theirs as well."""
         held = self.output_nbytes if self.is_resident_output else 0
-        held += self.cost.resident_nbytes
-        return held + (self.worker_nbytes if self.resources.shares_memory else 0)
+        working = self.worker_nbytes if self.resources.shares_memory else self._cut_nbytes
+        return held + max(self.prepare_nbytes, self.cost.resident_nbytes + working)
+
+    @property
+    def prepare_nbytes(self) -> int:
+        """Private bytes of the driver while it reads and folds the small factors."""
+        item = self.compute_dtype.itemsize * (3 if self.compute_dtype.kind in "iu" else 1)
+        total = 0
+        for operand in self.chained.canonical[:-1]:
+            entries = operand.shape[0] * operand.shape[1]
+            total += operand.nbytes if operand.path else 0
+            is_copied = operand.dtype != self.compute_dtype or not operand.is_c_ordered
+            total += entries * item if is_copied else 0
+        return total + sum(group.entries for group in self.groups) * item
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -165,6 +183,15 @@ class Plan:
                 self.driver_nbytes,
                 limit,
             )
+        per_worker = self.store_tile_nbytes * self.resources.workers
+        if per_worker > self.resources.store_nbytes * STORE_SHARE and self.store_tile_nbytes:
+            raise MemoryLimitError(
+                f"tiles of {self.grid.tile_columns} columns take {format_nbytes(per_worker)} of "
+                f"the object store, one for each of {self.resources.workers} workers; it has "
+                f"{format_nbytes(self.resources.store_nbytes)}: lower tile_columns or num_workers",
+                per_worker,
+                int(self.resources.store_nbytes * STORE_SHARE),
+            )
         if self.worker_nbytes > limit:
             raise MemoryLimitError(
                 f"one worker needs {self.worker_nbytes:,} bytes "
@@ -173,6 +200,14 @@ class Plan:
                 f"{self.grid.tile_columns} columns); {limit:,} bytes may be used: "
                 "lower tile_columns, use fewer workers or give memory_limit=",
                 self.worker_nbytes,
+                limit,
+            )
+        if not self.is_resident_output and self.driver_nbytes > limit:
+            raise MemoryLimitError(
+                f"reading and folding the small factors takes {self.driver_nbytes:,} bytes "
+                f"({format_nbytes(self.driver_nbytes)}) in this process, {limit:,} may be used: "
+                "raise memory_limit, or multiply the small factors beforehand",
+                self.driver_nbytes,
                 limit,
             )
 
@@ -273,7 +308,7 @@ def make_plan(
         chained.canonical[-1].dtype.itemsize,
         computed.itemsize,
         dtype.itemsize,
-        target.layout.halo_columns,
+        _is_converted(chained.canonical[-1], computed, request),
     )
     layout = target.layout
     flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)
@@ -284,6 +319,13 @@ def make_plan(
         cost, _lanes(cost, request, resources), target.is_resident, target.free_nbytes,
         _notes(chained, request, resources),
     )  # fmt: skip
+
+
+def _is_converted(huge: Operand, computed: np.dtype[Any], request: Request) -> bool:
+    """Whether tiles of the huge operand are not in the dtype of the arithmetic as they are read."""
+    is_exact = computed.kind in "iu"  # multiplied as floats where that is exact
+    rounds = request.precision == "bf16"
+    return huge.dtype != computed or is_exact or rounds or huge.bfloat16
 
 
 def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
@@ -307,6 +349,8 @@ def _notes(chained: Chained, request: Request, resources: Resources) -> tuple[st
         notes.append(
             f"the cluster's {resources.gpus} GPUs are not used: this version multiplies on CPUs"
         )
+    if request.precision in ("bf16", "tf32") and chained.dtype in (np.float64, np.complex128):
+        notes.append(f"precision={request.precision!r} concerns float32: {chained.dtype} stays")
     if request.precision == "tf32":
         notes.append("CPU workers have no TF32: they compute in float32")
     return tuple(notes)

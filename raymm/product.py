@@ -248,7 +248,12 @@ class Chain:
         chosen, reason = make_engine(
             engine, lambda each: plan_for(each.resources(), "").predicted_seconds
         )
-        return chosen, plan_for(chosen.resources(), reason)
+        try:
+            return chosen, plan_for(chosen.resources(), reason)
+        except BaseException:
+            if chosen is not engine:
+                chosen.close()
+            raise
 
     def _canonical(self) -> tuple[Source, ...]:
         """Return the sources as the plan sees them: matrices, the huge one last."""

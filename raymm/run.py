@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Outcome
-from raymm.errors import PlanError, RaymmError
+from raymm.errors import PlanError
 from raymm.events import (
     Callback,
     Event,
@@ -21,6 +21,7 @@ from raymm.events import (
     TileFinished,
     TileRetried,
     VerificationStarted,
+    WorkerLost,
     WorkerReady,
 )
 from raymm.kernels import blas, exact
@@ -122,18 +123,18 @@ def execute(
 ) -> tuple[Any, ...]:
     """Carry out a plan; return what each sink's ``commit`` returns.
 
-    Everything that can fail without a worker fails before the engine starts: operands, exactness,
-    outputs and their space. An error or an interrupt aborts all outputs.
+    Everything that can fail without a worker fails before the engine starts: outputs and their
+    space, then operands and exactness. An error or an interrupt aborts all outputs.
     """
     begin = time.perf_counter()
     plan.check_memory()
-    prepared = prepare(plan, sources)
     spec = output_spec(plan)
     totals = _Totals(notify)
     with contextlib.ExitStack() as opened:
         for sink in sinks:
             sink.open(spec, plan.request.overwrite)
             opened.callback(sink.abort)
+        prepared = prepare(plan, sources)
         notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
         _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)
         computed = time.perf_counter()
@@ -179,16 +180,10 @@ def _run_tiles(
     depth = engine.depth(plan.request.max_in_flight, plan.store_tile_nbytes)
     calls: Iterator[Call] = ((tile, huge) for tile in plan.grid)
     outcomes = engine.run(job, factors, calls, depth, totals)
-    try:
+    with contextlib.closing(outcomes):
         for outcome in outcomes:
             _receive(outcome, sinks)
             totals.add(plan, outcome)
-    except BaseException:
-        outcomes.close()
-        with contextlib.suppress(RaymmError):  # the first error is the one to tell
-            engine.unload(job.id, sync=False)
-        raise
-    engine.unload(job.id, sync=True)
 
 
 def _make_job(
@@ -221,15 +216,16 @@ class _Totals:
 
     def __init__(self, notify: Callback) -> None:
         self._notify = notify
-        self.done = self.retries = self.threads = 0
-        self.workers: set[str] = set()
+        self.done = self.retries = self.threads = self.workers = 0
         self.read = self.multiply = self.write = 0.0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TileRetried):
             self.retries += 1
+        if isinstance(event, WorkerLost):
+            self.workers -= 1
         if isinstance(event, WorkerReady):
-            self.workers.add(event.worker)
+            self.workers += 1
             self.threads = max(self.threads, event.threads)
         self._notify(event)
 
@@ -269,7 +265,7 @@ class _Totals:
             plan.output_nbytes,
             seconds,
             engine.name,
-            len(self.workers),
+            self.workers,
             self.threads,
             self.retries,
             max(stages, key=lambda stage: stages[stage]),

@@ -66,8 +66,8 @@ class Layout:
     row_nbytes: int
     column_nbytes: int
     halo_columns: int = 0
-    """How many columns beyond its own a block also holds, where D has them: rows of a C-order file
-    do not begin on a page, so each row's run is cut at the page after the block's nominal end."""
+    """How many columns beyond its own a block should also hold, where D has them: rows of a C-order
+    file do not begin on a page, so each row's run is cut at the page after the block's end."""
     travels: bool = False
     """Whether blocks pass through the object store when workers are other processes."""
 
@@ -85,6 +85,8 @@ class Grid:
     tile_columns: int
     panel_columns: int
     block_rows: int
+    halo_columns: int = 0
+    """Columns to the right that a block also holds, where D has them; see `Layout`."""
 
     def __len__(self) -> int:
         return ceil_div(self.columns, self.tile_columns)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import threadpoolctl
 from numpy.typing import NDArray
 
 from raymm.errors import ShapeError, VerificationError
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.reference import SEED, Entries, Reference
 from raymm.kernels.residuals import Sums
+from raymm.kernels.threads import one_blas_thread
 from raymm.order import Chained, output_dtype
 from raymm.sources import Source, open_source
 from raymm.sources.blocks import read_blocks
@@ -102,7 +102,7 @@ def check_source(
         return Findings(0.0, columns, 0, 0)
     operands = tuple(source.operand for source in sources)
     # BLAS threads would compete with the lanes, and OpenBLAS wants one each for its callers.
-    with np.errstate(all="ignore"), threadpoolctl.threadpool_limits(1, user_api="blas"):
+    with np.errstate(all="ignore"), one_blas_thread():
         factors = [source.load() for source in sources[:-1]]
         reference = Reference(operands, factors, output.operand.dtype, precision)
         scan = _Scan(_read_once(output), sources[-1], reference)
@@ -129,9 +129,14 @@ def check_file(
     if len(chained.shape) == 2:
         output = output.T if chained.is_transposed else output
     else:  # vectors are rows in canonical orientation
-        output = open_source(np.load(path, "r").reshape(1, -1), "D")
+        output = output.as_row() if chained.shape else _scalar(output)
     hint = "check the names and the order of the files, and the precision"
     return check_source(output, sources, precision, chained.is_transposed, hint)
+
+
+def _scalar(output: Source) -> Source:
+    """Return the product of two vectors as a matrix of one entry."""
+    return open_source(np.load(output.operand.path or "").reshape(1, 1), "D")
 
 
 def _read_once(output: Source) -> Source:

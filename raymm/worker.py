@@ -1,5 +1,6 @@
 """What runs on one device: resident factors, and tiles multiplied and handed to sinks."""
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -15,6 +16,7 @@ from raymm.errors import WorkerStartError
 from raymm.kernels import blas
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane
+from raymm.memory import LANES_PER_THREAD
 from raymm.sinks.base import Block, Piece, Sink
 from raymm.sources.base import Source
 from raymm.tiles import Bounds, Grid, Layout, Tile
@@ -45,7 +47,7 @@ class Job:
 
     def read_stop(self, tile: Tile) -> int:
         """Return up to which column of the huge operand a tile is read: the halo included."""
-        return min(tile.stop + self.layout.halo_columns, self.grid.columns)
+        return min(tile.stop + self.grid.halo_columns, self.grid.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,16 @@ class Worker:
             raise WorkerStartError(f"{self.name} was not given the factors {', '.join(missing)}")
         resident = tuple(self._factors[key] for key in job.factor_keys)
         kernel = CpuKernel(resident, job.arithmetic, job.layout)
-        for sink in job.sinks:
-            sink.attach()
+        with contextlib.ExitStack() as attached:
+            for sink in job.sinks:
+                sink.attach()
+                attached.callback(sink.detach, False)
+            attached.pop_all()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
-                max_workers=64, thread_name_prefix="raymm", initializer=blas.prepare_thread
+                max_workers=max(64, LANES_PER_THREAD * self.threads),
+                thread_name_prefix="raymm",
+                initializer=blas.prepare_thread,
             )
         self._lanes += [Lane() for _ in range(job.lanes - len(self._lanes))]
         self._jobs[job.id] = _Loaded(job, kernel)
@@ -149,10 +156,10 @@ class Worker:
         """
         begin = time.perf_counter()
         loaded = self._jobs[job_id]
+        self._current = current = _TileRun(loaded.job.grid.blocks(tile))
         values = source.read(tile.start, loaded.job.read_stop(tile), self._staging)
         read = time.perf_counter() - begin
         operand = loaded.kernel.stage_in(values, self._map)
-        self._current = current = _TileRun(loaded.job.grid.blocks(tile))
         assert self._pool is not None
         lanes = [
             self._pool.submit(self._run_lane, loaded, tile, operand, lane, current)
@@ -207,7 +214,7 @@ class Worker:
     ) -> None:
         """Take blocks until there are none left: multiply in a slot, write outside of it."""
         kernel, job = loaded.kernel, loaded.job
-        halo, columns = job.layout.halo_columns, job.grid.columns
+        halo, columns = job.grid.halo_columns, job.grid.columns
         try:
             while (bounds := current.next_block()) is not None:
                 with self._slots:

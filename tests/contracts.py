@@ -346,7 +346,6 @@ class EngineContract:
         job, factors = make_job([np.eye(2)], 30, [sink], tile_columns=4)
         callback = CountingCallback()
         outcomes = list(self.run(engine, job, factors, source, callback=callback))
-        engine.unload(job.id, sync=True)
         assert sorted(each.receipt.tile.index for each in outcomes) == list(range(8))
         assert sink.notes("tile-") == [str(index) for index in range(8)]
         assert len(callback.of(WorkerReady)) >= 1
@@ -357,7 +356,6 @@ class EngineContract:
     def test_no_tiles(self, engine, source):
         job, factors = make_job([np.eye(2)], 0, [NullSink()])
         assert list(self.run(engine, job, factors, source)) == []
-        engine.unload(job.id, sync=True)
 
     @pytest.mark.parametrize("depth", [1, 3])
     def test_max_in_flight_holds(self, engine, source, depth):
@@ -376,14 +374,12 @@ class EngineContract:
             # While an outcome is held none is handed out; one may have been looked up in advance.
             assert len(taken) - done <= most
         assert done == len(taken) == 30
-        engine.unload(job.id, sync=True)
 
     def test_a_failing_tile_is_named(self, engine, report):
         source = FlakySource(np.ones((2, 30)), "C", broken=9, error=ZeroDivisionError("broken"))
         job, factors = make_job([np.eye(2)], 30, [NullSink()], tile_columns=4)
         with pytest.raises(TileError, match=r"tile 2 \(columns 8:12\)") as caught:
             list(self.run(engine, job, factors, source))
-        engine.unload(job.id, sync=True)
         error = caught.value
         assert (error.tile.start, error.tile.stop, error.attempts) == (8, 12, 1)
         assert isinstance(error.__cause__, ZeroDivisionError)
@@ -395,7 +391,6 @@ class EngineContract:
         job, factors = make_job([np.eye(2)], 30, [NullSink()], tile_columns=4)
         with pytest.raises(SinkError, match="the disk is full") as caught:
             list(self.run(engine, job, factors, source))
-        engine.unload(job.id, sync=True)
         assert caught.value.errno == 28
 
     def test_an_early_close_stops_everything(self, engine, source, report):
@@ -407,7 +402,6 @@ class EngineContract:
         written = sink.notes("tile-")
         most = 1 + 2 * engine.resources().workers
         assert 1 <= len(written) <= most
-        engine.unload(job.id, sync=True)
         assert sink.notes("tile-") == written
 
     def test_it_works_again_after_an_error_and_an_early_close(self, engine, source, report):
@@ -416,15 +410,12 @@ class EngineContract:
         job, factors = make_job([factor], 30, [NullSink()], tile_columns=4)
         with pytest.raises(TileError):
             list(self.run(engine, job, factors, broken))
-        engine.unload(job.id, sync=True)
         job, factors = make_job([factor], 30, [NullSink()], tile_columns=4)
         outcomes = self.run(engine, job, factors, source)
         next(outcomes)
         outcomes.close()
-        engine.unload(job.id, sync=True)
         job, factors = make_job([factor], 30, [NullSink()], tile_columns=4)
         assert len(list(self.run(engine, job, factors, source))) == 8
-        engine.unload(job.id, sync=True)
 
     def test_fewer_tiles_than_workers_then_more(self, engine, source):
         # The first run may end while a worker is still loading; the factors are the same.
@@ -433,20 +424,17 @@ class EngineContract:
                 [np.eye(2) * 3], columns, [NullSink()], tile_columns=tile_columns
             )
             assert len(list(self.run(engine, job, factors, source))) == count
-            engine.unload(job.id, sync=True)
 
     def test_jobs_with_other_factors_follow_each_other(self, engine, source):
         for scale in (1.0, 2.0, 1.0):
             job, factors = make_job([np.eye(2) * scale], 30, [NullSink()], tile_columns=8)
             assert len(list(self.run(engine, job, factors, source))) == 4
-            engine.unload(job.id, sync=True)
 
     def test_close_can_be_repeated(self, engine, source):
         engine.close()
         engine.close()
         job, factors = make_job([np.eye(2)], 3, [NullSink()])
         assert len(list(self.run(engine, job, factors, source))) == 3  # opens again by itself
-        engine.unload(job.id, sync=True)
         engine.close()
 
 

@@ -25,9 +25,9 @@ def make_job(  # noqa: PLR0913  what a test leaves out has a default
 ):
     """Return a job for folded `factors`, and the factors by their keys."""
     rows = factors[0].shape[0]
-    grid = Grid(rows, columns, tile_columns, tile_columns, rows)
-    spec = make_spec((rows, columns), dtype, grid=grid)
+    spec = make_spec((rows, columns), dtype)
     layout = layout or sinks[0].layout(spec)
+    grid = Grid(rows, columns, tile_columns, tile_columns, rows, layout.halo_columns)
     dtype = np.dtype(dtype)
     job = Job(
         id=uuid.uuid4().hex,
@@ -289,7 +289,7 @@ class RaisingEngine(Engine):
     def close(self):
         pass
 
-    def unload(self, job_id, sync):
+    def _unload(self, job_id, sync):
         raise AssertionError("the engine was started")
 
     _workers = _load = _submit = _wait = _result = _replace = _finish = _drain = open
@@ -331,7 +331,7 @@ class FakeEngine(Engine):
     def close(self):
         self.live.clear()
 
-    def unload(self, job_id, sync):
+    def _unload(self, job_id, sync):
         pass
 
     def _start(self):

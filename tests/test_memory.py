@@ -3,7 +3,7 @@ import pytest
 
 from raymm.errors import PlanError
 from raymm.memory import LONG_INNER, format_nbytes, parse_nbytes, tile_cost
-from raymm.tiles import Grid
+from raymm.tiles import PAGE_NBYTES, Grid
 
 
 @pytest.mark.parametrize(
@@ -52,31 +52,43 @@ def test_format(nbytes, text):
 def test_cost_of_the_main_job():
     # The figure of the documentation: 3000 x 100 folded, 131,072 columns, 188 rows of float32.
     grid = Grid(3000, 3_600_000, 131_072, 131_072, 188)
-    cost = tile_cost(grid, ((3000, 100),), (4, 4, 4))
+    cost = tile_cost(grid, ((3000, 100),), (4, 4, 4), False)
     assert cost.resident_nbytes == 3000 * 100 * 4
     assert cost.staged_nbytes == 100 * 131_072 * 4
     assert cost.inner_nbytes == 0
-    assert cost.block_nbytes == 188 * 131_072 * 4
-    assert cost.worker_nbytes(1) == (3000 * 100 + 131_072 * (100 + 188)) * 4
+    # Rows may be padded to a page of the file each, and the first begins within one.
+    assert cost.block_nbytes == 188 * 131_072 * 4 + 189 * PAGE_NBYTES
+    assert cost.worker_nbytes(1) == (3000 * 100 + 131_072 * (100 + 188)) * 4 + 189 * PAGE_NBYTES
     assert cost.worker_nbytes(3) - cost.worker_nbytes(2) == cost.block_nbytes
 
 
 def test_cost_counts_what_other_dtypes_need():
     grid = Grid(30, 1000, 100, 50, 10)
-    cost = tile_cost(grid, ((30, 5), (5, 20)), (2, 4, 2))
+    cost = tile_cost(grid, ((30, 5), (5, 20)), (2, 4, 2), True)
     assert cost.resident_nbytes == (30 * 5 + 5 * 20) * 4
     assert cost.staged_nbytes == 20 * 100 * 2 + 20 * 100 * 4  # as read, and for the arithmetic
     assert cost.inner_nbytes == 5 * 100 * 4
-    assert cost.block_nbytes == 10 * 50 * 2 + 10 * 50 * 4
+    assert cost.block_nbytes == 10 * 50 * 2 + 10 * 50 * 4 + 11 * PAGE_NBYTES
 
 
 def test_cost_of_a_long_inner_dimension():
     grid = Grid(3, 100, 10, 10, 3)
-    short = tile_cost(grid, ((3, LONG_INNER),), (4, 4, 4))
-    long = tile_cost(grid, ((3, LONG_INNER + 1),), (4, 4, 4))
+    short = tile_cost(grid, ((3, LONG_INNER),), (4, 4, 4), False)
+    long = tile_cost(grid, ((3, LONG_INNER + 1),), (4, 4, 4), False)
     assert long.block_nbytes == short.block_nbytes + 3 * 10 * 16
 
 
 def test_cost_of_a_tile_wider_than_the_whole():
-    wide = tile_cost(Grid(3, 7, 1000, 1000, 100), ((3, 2),), (8, 8, 8))
-    assert wide == tile_cost(Grid(3, 7, 7, 7, 3), ((3, 2),), (8, 8, 8))
+    wide = tile_cost(Grid(3, 7, 1000, 1000, 100), ((3, 2),), (8, 8, 8), False)
+    assert wide == tile_cost(Grid(3, 7, 7, 7, 3), ((3, 2),), (8, 8, 8), False)
+
+
+def test_cost_counts_halo_columns_and_conversion():
+    plain, haloed = Grid(30, 1000, 100, 50, 10), Grid(30, 1000, 100, 50, 10, halo_columns=8)
+    cost = tile_cost(haloed, ((30, 20),), (4, 4, 4), False)
+    assert cost.staged_nbytes == 20 * 108 * 4
+    more = 10 * 8 * 4
+    assert cost.block_nbytes == tile_cost(plain, ((30, 20),), (4, 4, 4), False).block_nbytes + more
+    # Big-endian or rounded operands are as wide as the arithmetic, and still held twice.
+    twice = tile_cost(plain, ((30, 20),), (4, 4, 4), True)
+    assert twice.staged_nbytes == 2 * 20 * 100 * 4

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import psutil
@@ -21,11 +20,10 @@ from raymm.engines.base import (
     Outcome,
     WorkerId,
 )
-from raymm.engines.cluster import LOST, RAY, RAY_GONE, STORE_SHARE
+from raymm.engines.cluster import LOST, OBJECT_LOST, RAY, RAY_GONE, STORE_SHARE
 from raymm.errors import ExecutionError, PlanError, WorkerStartError
 from raymm.kernels.threads import count_cores, count_threads, limit_process
 from raymm.request import Resources
-from raymm.sinks.base import Piece
 from raymm.sources.base import Source
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Tile, ceil_div
@@ -41,6 +39,8 @@ SYNC_SECONDS = 600.0
 """How long a worker may take to get what it wrote onto the disk."""
 FACTOR_SHARE = 0.1
 """Of the object store: what factors of earlier jobs may take up."""
+CONTROL = "control"
+"""The group of calls that need not wait for a worker's tiles."""
 
 
 class WorkerActor:
@@ -49,6 +49,13 @@ class WorkerActor:
     def __init__(self, name: str, threads: int) -> None:
         limit_process()
         self._worker = Worker(name, threads)
+        self._interrupted = ""
+
+    @RAY.method(concurrency_group=CONTROL)  # type: ignore[untyped-decorator]
+    def interrupt(self, job_id: str) -> None:
+        """Skip what is queued of a job, and end its tile under way; overtakes other calls."""
+        self._interrupted = job_id
+        self._worker.interrupt()
 
     def load(self, job: Job, keys: tuple[str, ...], *factors: NDArray[Any]) -> tuple[str, int, int]:
         """Make factors resident; Ray has resolved their references into arrays."""
@@ -57,6 +64,8 @@ class WorkerActor:
 
     def run(self, job_id: str, tile: Tile, source: Source, pieces: int) -> Any:
         """Multiply a tile; return its receipt, then its pieces, each an object of its own."""
+        if job_id == self._interrupted:
+            raise ExecutionError("the job was interrupted")
         receipt, handed_back = self._worker.run(job_id, tile, source)
         if len(handed_back) != pieces:
             raise ExecutionError(
@@ -109,6 +118,10 @@ class RayEngine(Engine):
         super().__init__()
         if num_workers is not None and num_workers < 1:
             raise PlanError(f"num_workers={num_workers} must be at least 1")
+        if threads_per_worker is not None and threads_per_worker < 1:
+            raise PlanError(f"threads_per_worker={threads_per_worker} must be at least 1")
+        if num_gpus_per_worker < 0:
+            raise PlanError(f"num_gpus_per_worker={num_gpus_per_worker:g} must not be negative")
         self._wanted_workers, self._wanted_threads = num_workers, threads_per_worker
         self._num_gpus, self._address = num_gpus_per_worker, address
         self._started_ray, self._session = False, ""
@@ -124,6 +137,7 @@ class RayEngine(Engine):
         self._loading: dict[Ref, tuple[WorkerId, tuple[str, ...]]] = {}
         self._loaded: set[WorkerId] = set()
         """Workers that have the current job's sinks attached."""
+        self._job_id = ""
         self._count = 0
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -134,20 +148,20 @@ class RayEngine(Engine):
         """
         if cluster.given_address(self._address):
             self._connect(0)
-        cores, nodes, gpus = count_cores(), 1, 0
-        memory = psutil.virtual_memory()
-        store = int(memory.total * STORE_SHARE)
+        cores, gpus, memory = [count_cores()], 0, psutil.virtual_memory()
+        free, store = memory.available, int(memory.total * STORE_SHARE)
         if ray.is_initialized():
             gpus = int(RAY.cluster_resources().get("GPU", 0))
             if usable := cluster.usable_nodes():
-                nodes = len(usable)
-                cores = int(min(node["CPU"] for node in usable))
+                cores = [int(node["CPU"]) for node in usable]
                 store = int(min(node.get("object_store_memory", store) for node in usable))
-        workers = self._wanted_workers or min(cores, MOST_CPU_WORKERS) * nodes
+                if len(usable) > 1:  # what Ray counts as memory is all that is known of others
+                    free = int(min(node.get("memory", free) for node in usable))
+        nodes = len(cores)
+        workers = self._wanted_workers or sum(min(each, MOST_CPU_WORKERS) for each in cores)
         per_node = ceil_div(workers, nodes)
-        threads = self._wanted_threads or count_threads(max(1, cores // per_node))
-        free = memory.available // per_node
-        return Resources(self.name, workers, threads, free, store, nodes, gpus, False)
+        threads = self._wanted_threads or count_threads(max(1, min(cores) // per_node))
+        return Resources(self.name, workers, threads, free // per_node, store, nodes, gpus, False)
 
     def open(self, in_flight_nbytes: int = 0) -> None:
         """Join or start Ray, and start the workers without waiting for them."""
@@ -175,8 +189,12 @@ class RayEngine(Engine):
             self._started_ray = False
             cluster.end(actors, started_ray)
 
-    def unload(self, job_id: str, sync: bool) -> None:
-        """Detach the job's sinks on all workers; one that died has nothing left to sync."""
+    def _unload(self, job_id: str, sync: bool) -> None:
+        """Detach the job's sinks on all workers that have them.
+
+        What a worker wrote that has died is in its node's page cache: if that is the driver's node,
+        the sink's own sync covers it.
+        """
         loaded = [self._actors[worker] for worker in self._loaded if worker in self._actors]
         self._loaded.clear()
         if not ray.is_initialized():
@@ -200,7 +218,8 @@ class RayEngine(Engine):
         if cluster.connect(address, num_cpus, in_flight_nbytes):
             self._started_ray = True
             self._forget_actors()
-        session = RAY.get_runtime_context().get_job_id()
+        context = RAY.get_runtime_context()
+        session = f"{context.gcs_address} {context.get_job_id()}"
         if session != self._session:  # the caller has shut down Ray and started it again
             self._forget_actors()
             self._session = session
@@ -222,7 +241,7 @@ class RayEngine(Engine):
         name = f"worker-{self._count}"
         self._count += 1
         largest = max((node["CPU"] for node in cluster.usable_nodes()), default=1)
-        actor_class = RAY.remote(WorkerActor).options(
+        actor_class = RAY.remote(concurrency_groups={CONTROL: 1})(WorkerActor).options(
             num_cpus=max(1, min(threads, int(largest))),
             num_gpus=0,
             max_restarts=0,
@@ -255,22 +274,24 @@ class RayEngine(Engine):
         new = tuple(key for key in job.factor_keys if key not in held)
         for key in new:
             if key not in self._factors:
-                self._factors[key] = ray.put(factors[key])
+                self._factors[key] = cluster.put(factors[key], factors[key].nbytes)
                 self._factor_nbytes[key] = factors[key].nbytes
         references = [self._factors[key] for key in new]
         handle: Handle = self._actors[worker].load.remote(job, new, *references)
         self._loading[handle] = worker, new
+        self._job_id = job.id
         return handle
 
     def _evict(self, keys: tuple[str, ...]) -> None:
         """Drop factors of earlier jobs once they fill a good part of the object store."""
-        if sum(self._factor_nbytes[key] for key in self._factors) <= self._factor_limit():
+        if sum(self._factor_nbytes.values()) <= self._factor_limit():
             return
         for worker, held in self._held.items():
             if held - set(keys):
                 self._actors[worker].retain.remote(keys)
                 held.intersection_update(keys)
         self._factors = {key: self._factors[key] for key in keys if key in self._factors}
+        self._factor_nbytes = {key: self._factor_nbytes[key] for key in self._factors}
 
     def _factor_limit(self) -> int:
         return int(self.resources().store_nbytes * FACTOR_SHARE)
@@ -280,7 +301,8 @@ class RayEngine(Engine):
         sent: Any = source
         if isinstance(source, ArraySource):
             if tile.index not in self._sources:
-                self._sources[tile.index] = ray.put(source.cut(tile.start, job.read_stop(tile)))
+                piece = source.cut(tile.start, job.read_stop(tile))
+                self._sources[tile.index] = cluster.put(piece, piece.array.nbytes)
             sent = self._sources[tile.index]
         count = job.travelling * sum(1 for _ in job.grid.blocks(tile)) if job.travelling else 0
         method = self._actors[worker].run.options(num_returns=1 + count, name=f"raymm:{tile.index}")
@@ -304,16 +326,17 @@ class RayEngine(Engine):
         loading = self._loading.pop(handle, None)
         try:
             result = RAY.get(handle)
+            if isinstance(result, Receipt):
+                return Outcome(result, RAY.get(pieces))
         except LOST as error:
-            raise LostError(
-                cluster.first_line(error), isinstance(error, ray_errors.RayActorError)
-            ) from error
+            # An object can be lost and its worker live; all else (a killed process, a lost node)
+            # means that the worker is gone.
+            is_worker_gone = not isinstance(error, OBJECT_LOST)
+            raise LostError(cluster.first_line(error), is_worker_gone) from error
         except ray_errors.RayTaskError as error:
             raise cluster.cause(error) from None
         except RAY_GONE as error:
             raise ExecutionError(f"Ray is gone: {error}") from error
-        if isinstance(result, Receipt):
-            return Outcome(result, _fetch(pieces))
         if loading is not None and loading[0] in self._held:
             self._held[loading[0]].update(loading[1])
             self._loaded.add(loading[0])
@@ -330,26 +353,38 @@ class RayEngine(Engine):
         self._sources.pop(tile.index, None)
 
     def _drain(self, handles: list[Handle]) -> None:
-        """Drop queued tiles, wait for running ones, kill workers that do not end."""
+        """Have workers skip their tiles, wait for those under way, kill workers that do not end.
+
+        Calls are not cancelled: after ``ray.cancel`` of a queued call an actor may wait half a
+        minute for it to come, in its turn, before it answers the next (Ray 2.60).
+        """
         self._sources.clear()
         self._pieces.clear()
         if not handles or not ray.is_initialized():
             return
+        tiles = [handle for handle in handles if handle in self._flight]
         with contextlib.suppress(*LOST, *RAY_GONE):
-            for handle in handles:
-                ray.cancel(handle)
-            ended, running = ray.wait(
-                handles, num_returns=len(handles), timeout=DRAIN_SECONDS, fetch_local=False
-            )
-            for handle in ended:
-                if handle in self._loading:  # that worker is ready after all
-                    with contextlib.suppress(Exception):
-                        self._result(handle)
-            for worker in {self._flight[each] for each in running if each in self._flight}:
+            for worker in {self._flight[handle] for handle in tiles} & self._actors.keys():
+                self._actors[worker].interrupt.remote(self._job_id)
+            running = _pending(tiles, DRAIN_SECONDS)
+            for worker in {self._flight[handle] for handle in running} & self._actors.keys():
                 self._held.pop(worker, None)
                 ray.kill(self._actors.pop(worker))
+            loads = [handle for handle in handles if handle in self._loading]
+            starting = _pending(loads, 0)
+            for handle in loads:
+                self._settle(handle, handle in starting)
         self._flight.clear()
         self._loading.clear()
+
+    def _settle(self, load: Handle, is_starting: bool) -> None:
+        """Note what a worker has loaded, or have it drop the job as soon as it has started."""
+        worker, _ = self._loading[load]
+        if is_starting and worker in self._actors:
+            self._actors[worker].unload.remote(self._job_id, False)
+        elif not is_starting:
+            with contextlib.suppress(Exception):
+                self._result(load)
 
     def _diagnosis(self) -> str:
         total, free = RAY.cluster_resources(), RAY.available_resources()
@@ -366,12 +401,9 @@ def _as_list(returned: Any) -> list[Ref]:
     return returned if isinstance(returned, list) else [returned]
 
 
-def _fetch(pieces: list[Ref]) -> Iterator[Piece]:
-    """Yield pieces one at a time; each leaves the object store when the next is asked for."""
-    while pieces:
-        try:
-            yield RAY.get(pieces.pop(0))
-        except LOST as error:
-            raise ExecutionError(
-                f"a finished block was lost: {cluster.first_line(error)}"
-            ) from error
+def _pending(handles: list[Handle], timeout: float) -> list[Handle]:
+    """Return the calls that do not end within `timeout` seconds."""
+    if not handles:
+        return []
+    _, pending = ray.wait(handles, num_returns=len(handles), timeout=timeout, fetch_local=False)
+    return list(pending)

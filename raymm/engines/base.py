@@ -5,13 +5,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Generator, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from raymm.errors import RaymmError, TileError, WorkerStartError
+from raymm.errors import PlanError, RaymmError, TileError, WorkerStartError
 from raymm.events import Callback, TileRetried, WorkerLost, WorkerReady
 from raymm.request import Resources
 from raymm.sinks.base import Piece
@@ -28,6 +28,8 @@ ATTEMPTS = 4
 """How often a tile is tried before `TileError`."""
 START_SECONDS = 25.0
 """How long to wait while not one worker is ready."""
+LOAD_RATE = 50e6
+"""Bytes of factors per second that a slow start is granted on top."""
 DRAIN_SECONDS = 5.0
 """How long tiles may still run after an error or an interrupt, before their workers are killed."""
 
@@ -52,14 +54,15 @@ class Outcome:
 class Engine(ABC):
     """Workers, and the one way to use them.
 
-    An engine supplies the underscored methods; callers use ``resources``, ``open``, ``run``,
-    ``unload`` and ``close``. One thread at a time drives an engine: the others wait.
+    An engine supplies the underscored methods; callers use ``resources``, ``open``, ``depth``,
+    ``run`` and ``close``. One thread at a time drives an engine: the others wait.
     """
 
     name: str
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._is_running = False
 
     def __enter__(self) -> "Engine":
         return self
@@ -87,7 +90,7 @@ class Engine(ABC):
         max_in_flight: int,
         notify: Callback,
     ) -> Generator[Outcome, None, None]:
-        """Yield each tile's outcome once, in the order they finish.
+        """Yield each tile's outcome once, in the order they finish; then detach the job's sinks.
 
         The consumer's speed is the backpressure: a worker has at most `max_in_flight` tiles, and
         none is handed out while the consumer holds an outcome.
@@ -102,12 +105,23 @@ class Engine(ABC):
             What a source or sink raised in a worker.
         """
         with self._lock, self._limits():
-            self.open()
+            if self._is_running:
+                raise PlanError("this engine is running a job: a callback needs one of its own")
+            self._is_running = True
             dispatch = _Dispatch(self, job, factors, iter(calls), max_in_flight, notify)
             try:
+                self.open()
                 yield from dispatch.run()
-            finally:
+            except BaseException:
                 self._drain(list(dispatch.flight))
+                with suppress(RaymmError):  # the first error is the one to tell
+                    self._unload(job.id, sync=False)
+                raise
+            else:
+                self._drain(list(dispatch.flight))
+                self._unload(job.id, sync=True)
+            finally:
+                self._is_running = False
 
     def depth(self, max_in_flight: int, tile_nbytes: int) -> int:
         """Return how many tiles a worker may have, of so many bytes each in the object store."""
@@ -115,7 +129,7 @@ class Engine(ABC):
         return max_in_flight
 
     @abstractmethod
-    def unload(self, job_id: str, sync: bool) -> None:
+    def _unload(self, job_id: str, sync: bool) -> None:
         """Make all workers detach a job's sinks, durably if `sync`, and drop its buffers."""
 
     def _limits(self) -> AbstractContextManager[None]:
@@ -173,6 +187,7 @@ class _Dispatch:
     again: deque[Call] = field(default_factory=deque)
     losses: Counter[int] = field(default_factory=Counter)
     deaths: int = 0
+    devices: dict[WorkerId, str] = field(default_factory=dict)
 
     def run(self) -> Iterator[Outcome]:
         """Drive all tiles to their receipts."""
@@ -225,11 +240,12 @@ class _Dispatch:
     def _next(self) -> list[Handle]:
         """Return calls that have ended; `WorkerStartError` if no worker becomes ready in time."""
         begin = time.monotonic()
+        patience = START_SECONDS + sum(each.nbytes for each in self.factors.values()) / LOAD_RATE
         while True:
             ended = self.engine._wait(list(self.flight), 1.0)
             if ended:
                 return ended
-            if not self.busy and time.monotonic() - begin > START_SECONDS:
+            if not self.busy and time.monotonic() - begin > patience:
                 raise WorkerStartError(self.engine._diagnosis())
 
     def _take(self, handle: Handle, worker: WorkerId, call: Call | None) -> Outcome | None:
@@ -248,6 +264,7 @@ class _Dispatch:
         if call is None:
             device, threads, pid = result
             self.busy[worker] = 0
+            self.devices[worker] = device
             self.notify(WorkerReady(worker, device, threads, pid))
             return None
         if worker in self.busy:
@@ -267,9 +284,9 @@ class _Dispatch:
                     f"{ATTEMPTS} times, last on {worker}: {error.reason}. If memory is short, "
                     "lower tile_columns or memory_limit",
                     call[0],
-                    worker,
+                    self.devices.get(worker, ""),
                     ATTEMPTS,
-                ) from error
+                ) from (error.__cause__ or error)
             self.again.append(call)
             self.notify(TileRetried(call[0], self.losses[index], error.reason))
             if worker in self.busy:
@@ -299,6 +316,6 @@ class _Dispatch:
         return TileError(
             f"tile {tile.index} (columns {tile.start}:{tile.stop}) failed on {worker}: {error!r}",
             tile,
-            worker,
+            self.devices.get(worker, ""),
             self.losses[tile.index] + 1,
         )

@@ -32,6 +32,7 @@ LOST = (
     ray_errors.TaskCancelledError,
 )
 """A worker or an object is lost, and nothing is wrong with the work."""
+OBJECT_LOST = (ray_errors.ObjectLostError, ray_errors.TaskCancelledError)
 RAY_GONE = (ray_errors.LocalRayletDiedError, ray_errors.RaySystemError)
 
 
@@ -74,6 +75,20 @@ def _start(num_cpus: int, in_flight_nbytes: int) -> None:
         logging_level=logging.ERROR,  # a library does not print where its Ray runs
         object_store_memory=min(store, int(psutil.virtual_memory().total * STORE_SHARE)),
     )
+
+
+def put(value: Any, nbytes: int) -> Any:
+    """Put a value into the object store; a full one is an `ExecutionError`."""
+    try:
+        return RAY.put(value)
+    except (ray_errors.ObjectStoreFullError, ray_errors.OutOfDiskError) as error:
+        free = RAY.available_resources().get("object_store_memory", 0)
+        raise ExecutionError(
+            f"the object store has no room for {nbytes:,} bytes ({free:,.0f} are free): lower "
+            "tile_columns or max_in_flight, or give Ray a larger object_store_memory"
+        ) from error
+    except RAY_GONE as error:
+        raise ExecutionError(f"Ray is gone: {first_line(error)}") from error
 
 
 def given_address(address: str | None) -> str | None:

@@ -10,6 +10,7 @@ import psutil
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Handle, Outcome, WorkerId
+from raymm.errors import PlanError
 from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 from raymm.request import Resources
 from raymm.tiles import Tile
@@ -35,6 +36,8 @@ class LocalEngine(Engine):
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__()
+        if threads is not None and threads < 1:
+            raise PlanError(f"threads={threads} must be at least 1")
         self.threads = threads or count_threads(count_cores())
         self._worker: Worker | None = None
         self._caller: ThreadPoolExecutor | None = None
@@ -58,7 +61,7 @@ class LocalEngine(Engine):
                 self._worker.close()
                 self._worker = self._caller = None
 
-    def unload(self, job_id: str, sync: bool) -> None:
+    def _unload(self, job_id: str, sync: bool) -> None:
         """Detach the job's sinks."""
         if self._worker is not None:
             self._worker.unload(job_id, sync)
@@ -110,7 +113,15 @@ class LocalEngine(Engine):
             future.cancel()
         if self._worker is not None and futures:
             self._worker.interrupt()
-        wait(futures)
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                wait(futures)  # a thread that still writes must not outlive its files
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 def _futures(handles: list[Handle]) -> list[Future[Any]]:

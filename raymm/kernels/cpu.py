@@ -16,6 +16,9 @@ from raymm.tiles import Bounds, Layout
 
 Array: TypeAlias = NDArray[Any]
 
+SMALLEST_CONGRUENT_RUN = 2**16
+"""Rows of a block that are shorter are packed: padding them to a page would multiply its memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
@@ -114,6 +117,9 @@ class CpuKernel:
             shape, pitch = (columns, rows), layout.column_nbytes
         if dtype is None and self._is_narrowed:
             return buffer.array(shape, self.arithmetic.compute_dtype)
+        item = self.arithmetic.output_dtype.itemsize
+        if shape[1] * item < SMALLEST_CONGRUENT_RUN and shape[1] * item != pitch:
+            position = pitch = 0  # written through the page cache: no need to be congruent
         return buffer.array(shape, self.arithmetic.output_dtype, position, pitch)
 
     def _convert(self, tile_KN: Array) -> Array:
@@ -157,7 +163,8 @@ def _raise_overflow(value: object, dtype: np.dtype[Any]) -> None:
 
 def _suits_blas(tile: Array) -> bool:
     """Whether BLAS reads the tile without a copy, and torch without a warning."""
-    small, large = sorted(tile.strides)
-    is_dense = small == tile.itemsize and large >= tile.itemsize * min(tile.shape)
+    outer, inner = (0, 1) if tile.strides[1] == tile.itemsize else (1, 0)
+    small, large = tile.strides[inner], tile.strides[outer]
+    is_dense = small == tile.itemsize and large >= tile.itemsize * tile.shape[inner]
     is_packed = is_dense and tile.dtype.isnative and tile.flags.writeable and tile.flags.aligned
     return is_packed and large % tile.itemsize == 0

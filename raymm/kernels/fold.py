@@ -73,8 +73,8 @@ def fold(left_MJ: Array, right_JK: Array, run: Mapper = serially) -> Array:
 
 def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Round float32 to the nearest bfloat16 (ties to even), in place; NaN and Inf stay."""
-    bits = values.view(np.uint32)
-    finite = np.isfinite(values)
-    rounded = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
-    np.copyto(bits, rounded & np.uint32(0xFFFF0000), where=finite)
+    for row in np.atleast_2d(values):  # one at a time: what is needed on the way stays small
+        bits = row.view(np.uint32)
+        rounded = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
+        np.copyto(bits, rounded & np.uint32(0xFFFF0000), where=np.isfinite(row))
     return values

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 
 import threadpoolctl
@@ -22,28 +23,53 @@ def count_threads(cores: int) -> int:
     return max(1, min(cores, int(wanted)) if wanted.isdigit() and int(wanted) else cores)
 
 
+class _Limit:
+    """The process-wide limit of BLAS threads, for as long as anybody needs it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._numpy: threadpoolctl.threadpool_limits | None = None
+        self._torch = 0
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._numpy = threadpoolctl.threadpool_limits(1, user_api="blas")
+                if blas.library() == "torch":
+                    import torch  # noqa: PLC0415  loaded by then
+
+                    self._torch = torch.get_num_threads()
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._numpy is not None:
+                self._numpy.restore_original_limits()
+                if self._torch:
+                    import torch  # noqa: PLC0415
+
+                    # Our threads set their own, and torch hands the last one on to new threads.
+                    torch.set_num_threads(self._torch)
+
+
+_LIMIT = _Limit()
+
+
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread per calling thread, and restore what was set before.
+    """Limit BLAS to one thread per calling thread; the last to leave restores what was set.
 
     BLAS threads on top of our own would compete for the cores, and OpenBLAS called from several
     threads at once is safe only with one thread each.
     """
-    if blas.library() == "torch":
-        import torch  # noqa: PLC0415  loaded by then
-
-        # Threads of ours set their own; torch hands the last setting on to new threads.
-        before = torch.get_num_threads()
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-    else:
-        with threadpoolctl.threadpool_limits(1, user_api="blas"):
-            yield
+    _LIMIT.acquire()
+    try:
+        yield
+    finally:
+        _LIMIT.release()
 
 
 def limit_process() -> None:
     """Limit BLAS to one thread per calling thread for good; for a worker's own process."""
-    if blas.library() == "numpy":
-        threadpoolctl.threadpool_limits(1, user_api="blas")
+    _LIMIT.acquire()

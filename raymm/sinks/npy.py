@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from raymm.errors import PlanError
 from raymm.paths import local_path
 from raymm.sinks.base import Block, OutputSpec, Piece, Values
 from raymm.sinks.partial import PartialFile
@@ -41,11 +42,12 @@ class Npy:
         self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], order: Order = "C"
     ) -> None:
         if order not in ("C", "F"):
-            raise ValueError(f'order={order!r}: choose "C" or "F"')
+            raise PlanError(f'order={order!r}: choose "C" or "F"')
         self.path, self.order = local_path(path), order
         self._file = PartialFile(self.path)
         self._spec: OutputSpec | None = None
         self._layout: Layout | None = None
+        self._has_halo = False
 
     @property
     def name(self) -> str:
@@ -71,6 +73,7 @@ class Npy:
     def open(self, spec: OutputSpec, overwrite: bool) -> None:
         """Check the path and reserve all space; an error leaves nothing behind."""
         self._spec, self._layout = spec, self.layout(spec)
+        self._has_halo = spec.grid is not None and spec.grid.halo_columns > 0
         header = npy_header(spec.shape, spec.dtype, self.order == "F" and len(spec.shape) == 2)
         nbytes = HEADER_NBYTES + spec.nbytes
         self._file.open(header, nbytes, overwrite, spec.nbytes >= DIRECT_NBYTES)
@@ -100,7 +103,7 @@ class Npy:
             begin = layout.position(bounds.row_start + place, bounds.column_start)
             length = bounds.shape[1] * item
             skipped = 0
-            if layout.halo_columns:
+            if self._has_halo:
                 end = begin + length
                 skipped = -begin % PAGE_NBYTES if bounds.column_start else 0
                 length += min(-end % PAGE_NBYTES, row.nbytes - length)

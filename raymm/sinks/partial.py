@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         self._is_direct = self._overwrite = False
+        self._header, self._token = b"", b""
         self._lock: int | None = None
         self._files: tuple[int, int] | None = None
         """Open in this process: through the page cache, and past it (the same if it cannot)."""
@@ -46,24 +48,35 @@ class PartialFile:
         self._check_free_name()
         check_folder(self.path)
         self._lock = self._open_locked()
+        self._header, self._token = header, secrets.token_hex(16).encode()
         try:
             self._reserve(nbytes)
-            _write_all(self._lock, memoryview(header), 0)
+            _write_all(self._lock, memoryview(self._marked_header()), 0)
+            self._is_direct = is_direct and takes_direct(self.partial)
         except OSError as error:
             self.abort()
             raise self._error(error, "created", nbytes) from error
-        self._is_direct = is_direct and takes_direct(self.partial)
+        except BaseException:
+            self.abort()
+            raise
 
     def attach(self) -> None:
-        """Open the file in this process."""
+        """Open the file in this process, if it is the driver's: a path may mean another disk."""
         try:
-            cached = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC)
-            direct = cached
+            cached = os.open(self.partial, os.O_RDWR | os.O_CLOEXEC)
+            self._files = cached, cached
+            if os.pread(cached, len(self._header), 0) != self._marked_header():
+                raise SinkError(
+                    errno.ESTALE,
+                    f"{self.partial} is another file here than on the driver: write to a file "
+                    "system that all nodes share",
+                )
             if self._is_direct:
                 direct = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+                self._files = cached, direct
         except OSError as error:
+            self.detach(sync=False)
             raise self._error(error, "opened") from error
-        self._files = cached, direct
 
     def write_run(self, run: Values, position: int) -> None:
         """Write a contiguous run: whole pages past the cache, the ends through it."""
@@ -104,13 +117,12 @@ class PartialFile:
         """Sync, and rename; the file is complete under its name, or still partial."""
         assert self._lock is not None  # open() came first
         try:
+            _write_all(self._lock, memoryview(self._header), 0)
             os.fsync(self._lock)
             self._check_free_name()
             self.partial.replace(self.path)
             _sync_folder(self.path.parent)
         except OSError as error:
-            if isinstance(error, SinkError):
-                raise
             raise self._error(error, "committed") from error
         self._unlock()
 
@@ -136,20 +148,31 @@ class PartialFile:
             )
 
     def _open_locked(self) -> int:
-        try:
-            file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise self._error(error, "created") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                os.close(file)
-                raise SinkError(
-                    error.errno, f"{self.partial} is being written by another run: let it finish"
-                ) from error
-            # Some network file systems know no locks: do without.
-        return file
+        """Open and lock the unfinished file; the one locked is the one under that name."""
+        while True:
+            try:
+                file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise self._error(error, "created") from error
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno == errno.EWOULDBLOCK:
+                    os.close(file)
+                    raise SinkError(
+                        error.errno,
+                        f"{self.partial} is being written by another run: let it finish",
+                    ) from error
+                # Some network file systems know no locks: do without.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), self.partial.stat()):
+                    return file
+            os.close(file)  # another run has renamed it in the meantime: it is an output now
+
+    def _marked_header(self) -> bytes:
+        """Return the header with this run's token in its padding, until ``commit``."""
+        end = len(self._header) - 1
+        return self._header[: end - len(self._token)] + self._token + self._header[end:]
 
     def _reserve(self, nbytes: int) -> None:
         assert self._lock is not None
@@ -168,6 +191,8 @@ class PartialFile:
             self._lock = None
 
     def _error(self, error: OSError, verb: str, needed: int = 0) -> SinkError:
+        if isinstance(error, SinkError):
+            return error
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and verb == "created":
             replaced = self.path.stat().st_size if self.path.exists() else 0
             return _full_disk_error(self.path, needed, free_nbytes(self.path), replaced)

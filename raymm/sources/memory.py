@@ -43,7 +43,7 @@ class ArraySource:
         return replace(self, array=self.array[:, np.newaxis])
 
     def load(self) -> Array:
-        """Return all of it, in native byte order."""
+        """Return all of it: the array itself, or converted where NumPy cannot hold it."""
         return self.read(0, self.array.shape[-1], Buffer())
 
     def read(self, start: int, stop: int, buffer: Buffer) -> Array:

@@ -121,7 +121,6 @@ def test_an_early_close_ends_the_tile_under_way(local_engine):
     outcomes.close()
     assert interrupt.is_set()
     assert 1 <= sink.tiles[1] <= 2
-    local_engine.unload(job.id, sync=False)
     assert sink.calls.count("write") == sum(sink.tiles.values())
 
 

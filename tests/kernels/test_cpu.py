@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from raymm.errors import ResultOverflowError
+from raymm.kernels import cpu
 from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane, narrow
 from raymm.kernels.fold import serially
 from raymm.tiles import PAGE_NBYTES, Bounds, Layout
@@ -77,7 +78,8 @@ def test_factors_kept_apart(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("output", [np.float32, np.float16])
-def test_blocks_are_congruent_with_the_output_along_its_runs(order, output):
+def test_blocks_are_congruent_with_the_output_along_its_runs(order, output, monkeypatch):
+    monkeypatch.setattr(cpu, "SMALLEST_CONGRUENT_RUN", 0)
     layout = layout_of(order, 10, 3000, output)
     kernel = CpuKernel((np.ones((10, 2)),), arithmetic(np.float32, output), layout)
     bounds = Bounds(3, 7, 1000, 2500)
@@ -169,3 +171,13 @@ def test_without_a_check_half_precision_becomes_infinite():
     narrowed = np.empty((1, 2), np.float16)
     narrow(np.array([[70_000.0, -70_000.0]], np.float32), narrowed, False)
     np.testing.assert_array_equal(narrowed, [[np.inf, -np.inf]])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_short_rows_are_packed(order):
+    # Padding 800-byte runs to a page each would take five times the memory that the plan counts.
+    layout = layout_of(order, 3000, 3000, np.float64)
+    kernel = CpuKernel((np.ones((3000, 2)),), arithmetic(np.float64), layout)
+    computed = block(kernel, np.ones((2, 3000)), Bounds(0, 100, 0, 100))
+    lines = computed if order == "C" else computed.T
+    assert lines.flags.c_contiguous
