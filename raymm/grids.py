@@ -14,6 +14,8 @@ C_RUN_NBYTES = 2**19
 does; 256 KB reaches 0.8 (each run splits a reserved extent of the file)."""
 BLOCK_NBYTES = {"C": 64 * 2**20, "F": 6 * 2**20}
 """Output buffer of one block: C order pays for few rows per read of C, F order fits the cache."""
+MIXED_BLOCK_NBYTES = 48 * 2**20
+"""Of a pass with outputs in both orders: the other order's runs are as long as a panel is wide."""
 TILE_NBYTES = {"C": 1536 * 2**20, "F": 192 * 2**20}
 """D of one tile written to a file: about 0.1 to 1 s of a worker."""
 TRAVEL_NBYTES = 64 * 2**20
@@ -113,7 +115,8 @@ def _block_shape(
 ) -> tuple[int, int]:
     """Return a block's columns (the panel) and rows for a tile of this width."""
     # At least so many blocks that the threads of a worker share even a small tile.
-    target = min(BLOCK_NBYTES[layout.order], max(BLOCKS_NBYTES, width * column_nbytes // BLOCKS))
+    most = MIXED_BLOCK_NBYTES if layout.is_mixed else BLOCK_NBYTES[layout.order]
+    target = min(most, max(BLOCKS_NBYTES, width * column_nbytes // BLOCKS))
     if layout.order == "C":
         panel = min(width, max(1, C_RUN_NBYTES // itemsize))
         if panel * column_nbytes < target:

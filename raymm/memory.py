@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral
 
 from raymm.errors import PlanError
 from raymm.tiles import PAGE_NBYTES, Grid
@@ -46,6 +47,8 @@ def parse_nbytes(value: int | str, name: str = "memory_limit") -> int:
             raise PlanError(f'{name}={value!r} is no size: give bytes, or like "8GiB" or "500MB"')
         unit = match[2] or ""
         nbytes = math.floor(float(match[1]) * (_UNITS | _BINARY_UNITS)[unit])
+    elif isinstance(value, bool) or not isinstance(value, Integral):
+        raise PlanError(f'{name}={value!r} is no size: give whole bytes, or like "8GiB"')
     else:
         nbytes = int(value)
     if nbytes <= 0:

@@ -213,7 +213,8 @@ class Plan:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the table, label and text."""
-        names = tuple(operand.name for operand in self.chained.canonical)
+        turned = ".T" if self.chained.is_transposed else ""
+        names = tuple(operand.name + turned for operand in self.chained.canonical)
         kept = [group.text(names) for group in self.groups]
         grid, resources = self.grid, self.resources
         each = f"{resources.workers} x {resources.threads} threads"

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from raymm.engines.base import Engine
 from raymm.engines.choosing import make_engine
-from raymm.errors import PlanError
+from raymm.errors import DTypeError, PlanError
 from raymm.events import Callback
 from raymm.memory import parse_nbytes
 from raymm.order import Chained, arrange, output_dtype
@@ -374,7 +374,7 @@ def _request(  # noqa: PLR0913  the common keywords
     verify: bool,
 ) -> Request:
     return Request(
-        None if dtype is None else np.dtype(dtype),
+        None if dtype is None else _as_dtype(dtype),
         precision,
         None if memory_limit is None else parse_nbytes(memory_limit),
         tile_columns,
@@ -384,18 +384,27 @@ def _request(  # noqa: PLR0913  the common keywords
     )
 
 
+def _as_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise DTypeError(f"dtype={dtype!r} is no NumPy dtype: {error}") from error
+
+
 def _target(sinks: tuple[Sink, ...], chained: Chained, request: Request) -> Target:
     """Describe the outputs to the plan."""
     dtype = output_dtype(chained.dtype, request.dtype)
     spec = OutputSpec(chained.rows, chained.columns, chained.is_transposed, chained.shape, dtype)
     path = next((path for sink in sinks if (path := getattr(sink, "path", None))), None)
     layouts = [sink.layout(spec) for sink in sinks]
-    first = next((each for each in layouts if not each.travels), layouts[0])
+    # Files shape the blocks, those in Fortran order first: their runs are the longer ones.
+    first = min(layouts, key=lambda each: (each.travels, each.order == "C"))
     return Target(
         ", ".join(sink.name for sink in sinks),
         replace(
             first,
             halo_columns=max(each.halo_columns for each in layouts),
+            is_mixed=len({each.order for each in layouts}) > 1,
             travels=any(each.travels for each in layouts),
         ),
         any(isinstance(sink, Array) for sink in sinks),

@@ -28,10 +28,9 @@ class Request:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise PlanError(f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}")
-        if self.tile_columns is not None and self.tile_columns < 1:
-            raise PlanError(f"tile_columns={self.tile_columns} must be at least 1")
-        if self.max_in_flight < 1:
-            raise PlanError(f"max_in_flight={self.max_in_flight} must be at least 1")
+        if self.tile_columns is not None:
+            check_count("tile_columns", self.tile_columns)
+        check_count("max_in_flight", self.max_in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +49,9 @@ class Resources:
     gpus: int = 0
     shares_memory: bool = True
     """Whether workers see the driver's arrays."""
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise `PlanError` unless `value` is a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise PlanError(f"{name}={value!r} must be a whole number, at least 1")

@@ -132,8 +132,8 @@ def execute(
     totals = _Totals(notify)
     with contextlib.ExitStack() as opened:
         for sink in sinks:
+            opened.callback(sink.abort)  # first: an interrupt may come in the middle of open()
             sink.open(spec, plan.request.overwrite)
-            opened.callback(sink.abort)
         prepared = prepare(plan, sources)
         notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
         _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)

@@ -68,6 +68,8 @@ class Layout:
     halo_columns: int = 0
     """How many columns beyond its own a block should also hold, where D has them: rows of a C-order
     file do not begin on a page, so each row's run is cut at the page after the block's end."""
+    is_mixed: bool = False
+    """Whether another output of the pass wants the other order: blocks are then long both ways."""
     travels: bool = False
     """Whether blocks pass through the object store when workers are other processes."""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from raymm.errors import WorkerStartError
+from raymm.errors import ExecutionError, WorkerStartError
 from raymm.kernels import blas
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane
@@ -74,11 +74,13 @@ class _Loaded:
 class _TileRun:
     """One tile under way: the lanes share its blocks, its clock and its first error."""
 
+    job_id: str
     blocks: Iterator[Bounds]
     pieces: list[tuple[int, Piece]] = field(default_factory=list)
     multiply_seconds: float = 0.0
     write_seconds: float = 0.0
     is_failed: bool = False
+    """No further block is begun."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_block(self) -> Bounds | None:
@@ -156,7 +158,7 @@ class Worker:
         """
         begin = time.perf_counter()
         loaded = self._jobs[job_id]
-        self._current = current = _TileRun(loaded.job.grid.blocks(tile))
+        self._current = current = _TileRun(job_id, loaded.job.grid.blocks(tile))
         values = source.read(tile.start, loaded.job.read_stop(tile), self._staging)
         read = time.perf_counter() - begin
         operand = loaded.kernel.stage_in(values, self._map)
@@ -166,6 +168,8 @@ class Worker:
             for lane in self._lanes[: loaded.job.lanes]
         ]
         _wait(lanes)
+        if current.is_failed:
+            raise ExecutionError(f"tile {tile.index} was interrupted")
         receipt = Receipt(
             tile,
             self.name,
@@ -177,10 +181,11 @@ class Worker:
         )
         return receipt, [piece for _, piece in current.pieces]
 
-    def interrupt(self) -> None:
-        """End the tile under way after its current blocks; its receipt is worthless."""
-        if self._current is not None:
-            self._current.is_failed = True
+    def interrupt(self, job_id: str | None = None) -> None:
+        """End the tile under way after its current blocks, if it is of that job; it raises then."""
+        current = self._current
+        if current is not None and job_id in (None, current.job_id):
+            current.is_failed = True
 
     def unload(self, job_id: str, sync: bool) -> None:
         """Detach a job's sinks; buffers and factors stay for the next job."""

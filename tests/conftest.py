@@ -22,6 +22,20 @@ hypothesis.settings.register_profile("raymm", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("raymm")
 
 
+def pytest_configure(config):
+    """Set what Ray must find in the environment: some of it is read when Ray is imported."""
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    # Workers import test doubles by name.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    patch.setenv("PYTHONPATH", path)
+    # A token of this run's own: Ray would put one into the user's home otherwise.
+    patch.setenv("RAY_AUTH_MODE", "token")
+    patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    patch.delenv("RAY_ADDRESS", raising=False)
+    patch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 @pytest.fixture
 def local_engine():
     with raymm.LocalEngine() as engine:
@@ -29,22 +43,7 @@ def local_engine():
 
 
 @pytest.fixture(scope="session")
-def ray_environment():
-    """What processes of Ray must find in their environment; restored at the end."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Workers import test doubles by name: the root must be on the path before Ray starts.
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        patch.setenv("PYTHONPATH", path)
-        # A token of this run's own: Ray would put one into the user's home otherwise.
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.delenv("OMP_NUM_THREADS", raising=False)
-        yield
-
-
-@pytest.fixture(scope="session")
-def ray_cluster(ray_environment):
+def ray_cluster():
     """A Ray with 2 CPUs and a small object store, as a caller might have started it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Ray's own making

@@ -358,7 +358,7 @@ with raymm.RayEngine(num_workers=2, address=address) as engine:
 
 class TestU87CtrlCAndCrashesLeaveProcessesBehind:
     @pytest.fixture
-    def start(self, ray_environment, out):
+    def start(self, out):
         started = []
 
         def run(code, *arguments):
@@ -466,9 +466,7 @@ class TestU88RayAlreadyRunningOrCalledFromInsideATask:
         assert address == ray_room.get_runtime_context().gcs_address
         assert is_up
 
-    def test_u88_c_two_engines_in_turn_start_and_end_a_ray_of_their_own(
-        self, ray_environment, run_python
-    ):
+    def test_u88_c_two_engines_in_turn_start_and_end_a_ray_of_their_own(self, run_python):
         printed = run_python(
             "import signal, numpy as np, ray, raymm\n"
             "handler = signal.getsignal(signal.SIGTERM)\n"
@@ -483,7 +481,7 @@ class TestU88RayAlreadyRunningOrCalledFromInsideATask:
         )
         assert printed == "done\n"  # the library itself prints nothing
 
-    def test_u88_d_e_the_caller_holds_the_only_cpu(self, ray_environment, run_python):
+    def test_u88_d_e_the_caller_holds_the_only_cpu(self, run_python):
         printed = run_python(
             "import numpy as np, ray, raymm, raymm.engines.base as base\n"
             "ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False)\n"

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import raymm
-from raymm.cli import demo, main
+from raymm.cli import demo
+from raymm.cli.commands import main
 from raymm.engines import choosing
 from raymm.kernels import blas
 from raymm.product import Chain
@@ -197,7 +198,8 @@ def raising(error):
 def test_a_signal_in_the_middle_of_a_run(factors, tmp_path, repository):
     code = """
 import os, signal, sys
-from raymm.cli import main, reports
+from raymm.cli import reports
+from raymm.cli.commands import main
 
 def interrupt(self, event, before=reports.Listener.__call__):
     before(self, event)
@@ -290,6 +292,7 @@ def test_info(monkeypatch):
 
 def test_info_names_the_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(choosing, "is_ray_up", lambda: False)  # whatever other tests have started
     facts = json.loads(call("info", "--json").stdout)
     assert facts["ray_address"] == "10.0.0.1:6379"
     assert facts["auto"] == {"engine": "ray", "reason": "RAY_ADDRESS names a cluster"}
@@ -341,7 +344,7 @@ def test_demo_does_not_depend_on_how_its_inputs_are_cut(tmp_path, monkeypatch):
 
 
 @pytest.mark.ray
-def test_demo_on_ray(tmp_path, ray_environment, repository):
+def test_demo_on_ray(tmp_path, repository):
     found = subprocess.run(
         [sys.executable, "-m", "raymm", "demo", "--columns", "2000", "--json"],
         cwd=tmp_path, env=repository, capture_output=True, text=True, timeout=120,
@@ -356,7 +359,7 @@ def test_demo_on_ray(tmp_path, ray_environment, repository):
 def test_a_small_run_loads_neither_ray_nor_rich(factors, repository):
     code = """
 import sys
-from raymm.cli import main
+from raymm.cli.commands import main
 main(sys.argv[1:], standalone_mode=False)
 print(*sorted({"ray", "torch", "rich", "pyarrow"} & set(sys.modules)), file=sys.stderr)
 """

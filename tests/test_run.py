@@ -11,6 +11,7 @@ from raymm.errors import (
     ResultOverflowError,
     ShapeError,
     SinkError,
+    SinkExistsError,
     SourceError,
     TileError,
     VerificationError,
@@ -350,3 +351,11 @@ def test_a_source_may_be_used_in_several_places(local_engine):
     square = ArraySource(np.array([[0.0, 1.0], [2.0, 0.0]]), "A")
     product = raymm.chain([square, square, square]).compute(engine=local_engine)
     np.testing.assert_array_equal(product, np.linalg.matrix_power(square.array, 3))
+
+
+def test_an_existing_output_is_refused_before_an_operand_is_read(tmp_path):
+    (tmp_path / "D.npy").write_bytes(b"precious")
+    broken = FlakySource(np.ones((2, 3)), "A", broken=0, error=AssertionError("it was read"))
+    with pytest.raises(SinkExistsError):
+        raymm.chain([broken, np.ones((3, 4))]).write(tmp_path / "D.npy", engine="local")
+    assert (tmp_path / "D.npy").read_bytes() == b"precious"

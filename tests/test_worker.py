@@ -1,10 +1,11 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from raymm.errors import WorkerStartError
+from raymm.errors import ExecutionError, WorkerStartError
 from raymm.kernels import cpu
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Grid
@@ -152,14 +153,31 @@ def test_interrupt_ends_a_tile_early(worker, source):
     job, factors = make_job([np.ones((100, 2))], 20, [sink], tile_columns=20)
     job = blocks_of(job, block_rows=1)
     worker.load(job, factors)
-    run = threading.Thread(target=worker.run, args=(job.id, job.grid[0], source))
-    run.start()
-    assert sink.reached.wait(60)
-    worker.interrupt()
-    sink.release.set()
-    run.join(60)
-    assert not run.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(worker.run, job.id, job.grid[0], source)
+        assert sink.reached.wait(60)
+        worker.interrupt("another job")
+        worker.interrupt(job.id)
+        sink.release.set()
+        with pytest.raises(ExecutionError, match="interrupted"):  # never a receipt
+            run.result(60)
     assert sink.tiles[0] <= 2
+
+
+def test_interrupt_of_another_job_changes_nothing(worker, source):
+    # On a worker of Ray it may arrive when the next job is already running.
+    sink = SlowSink(held=[0])
+    job, factors = make_job([np.ones((100, 2))], 20, [sink], tile_columns=20)
+    job = blocks_of(job, block_rows=1)
+    worker.load(job, factors)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(worker.run, job.id, job.grid[0], source)
+        assert sink.reached.wait(60)
+        worker.interrupt("the job before")
+        sink.release.set()
+        receipt, _ = run.result(60)
+    assert receipt.tile == job.grid[0]
+    assert sink.tiles[0] == 100
 
 
 def test_interrupt_without_a_tile_does_nothing(worker):

@@ -5,6 +5,7 @@ was wrong and nothing has run; 130: interrupted.
 """
 
 import errno
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,18 +31,24 @@ VERSION: str = sys.modules["raymm"].__version__
 """Read from the package that is being imported: a module of it does not import it."""
 
 
+IS_RUNNING = [False]
+"""Whether a command has begun, so that an interrupt must let it clean up."""
+
+
 class Commands(click.Group):
     """Commands whose errors become one message on stderr and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         listener = ctx.obj = Listener()
+        IS_RUNNING[0] = True
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             names = " or ".join(listener.outputs)
             say("interrupted" + (f": nothing new appears as {names}" if names else ""))
-            ctx.exit(130)
+            number = error.args[0] if error.args else signal.SIGINT
+            ctx.exit(128 + number)
         except RaymmError as error:
             is_early = isinstance(error, (SourceError, SinkError)) and not listener.has_started
             # An OSError puts its number before the message.

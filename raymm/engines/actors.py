@@ -23,7 +23,7 @@ from raymm.engines.base import (
 from raymm.engines.cluster import LOST, OBJECT_LOST, RAY, RAY_GONE, STORE_SHARE
 from raymm.errors import ExecutionError, PlanError, WorkerStartError
 from raymm.kernels.threads import count_cores, count_threads, limit_process
-from raymm.request import Resources
+from raymm.request import Resources, check_count
 from raymm.sources.base import Source
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Tile, ceil_div
@@ -55,7 +55,7 @@ class WorkerActor:
     def interrupt(self, job_id: str) -> None:
         """Skip what is queued of a job, and end its tile under way; overtakes other calls."""
         self._interrupted = job_id
-        self._worker.interrupt()
+        self._worker.interrupt(job_id)
 
     def load(self, job: Job, keys: tuple[str, ...], *factors: NDArray[Any]) -> tuple[str, int, int]:
         """Make factors resident; Ray has resolved their references into arrays."""
@@ -116,10 +116,12 @@ class RayEngine(Engine):
         address: str | None = None,
     ) -> None:
         super().__init__()
-        if num_workers is not None and num_workers < 1:
-            raise PlanError(f"num_workers={num_workers} must be at least 1")
-        if threads_per_worker is not None and threads_per_worker < 1:
-            raise PlanError(f"threads_per_worker={threads_per_worker} must be at least 1")
+        for name, value in {
+            "num_workers": num_workers,
+            "threads_per_worker": threads_per_worker,
+        }.items():
+            if value is not None:
+                check_count(name, value)
         if num_gpus_per_worker < 0:
             raise PlanError(f"num_gpus_per_worker={num_gpus_per_worker:g} must not be negative")
         self._wanted_workers, self._wanted_threads = num_workers, threads_per_worker
@@ -169,7 +171,11 @@ class RayEngine(Engine):
             self._connect(in_flight_nbytes)
             resources = self.resources()
             if len(self._actors) < resources.workers:
-                self._check_feasible(resources)
+                try:
+                    self._check_feasible(resources)
+                except WorkerStartError:
+                    self.close()
+                    raise
             while len(self._actors) < resources.workers:
                 self._start(resources.threads)
 
@@ -367,6 +373,9 @@ class RayEngine(Engine):
             for worker in {self._flight[handle] for handle in tiles} & self._actors.keys():
                 self._actors[worker].interrupt.remote(self._job_id)
             running = _pending(tiles, DRAIN_SECONDS)
+            for handle in set(tiles) - set(running):
+                with contextlib.suppress(Exception):  # Ray prints errors that nobody looks at
+                    RAY.get(handle)
             for worker in {self._flight[handle] for handle in running} & self._actors.keys():
                 self._held.pop(worker, None)
                 ray.kill(self._actors.pop(worker))

@@ -10,9 +10,8 @@ import psutil
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Handle, Outcome, WorkerId
-from raymm.errors import PlanError
 from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
-from raymm.request import Resources
+from raymm.request import Resources, check_count
 from raymm.tiles import Tile
 from raymm.worker import Job, Receipt, Worker
 
@@ -36,8 +35,8 @@ class LocalEngine(Engine):
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__()
-        if threads is not None and threads < 1:
-            raise PlanError(f"threads={threads} must be at least 1")
+        if threads is not None:
+            check_count("threads", threads)
         self.threads = threads or count_threads(count_cores())
         self._worker: Worker | None = None
         self._caller: ThreadPoolExecutor | None = None

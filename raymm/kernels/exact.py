@@ -19,6 +19,7 @@ from raymm.kernels.fold import Mapper, fold, serially
 Array: TypeAlias = NDArray[Any]
 
 _FLOAT32_EXACT, _FLOAT64_EXACT = 2.0**24, 2.0**53
+_NEAR = 2.0**-30
 _LARGEST = {"i": 2.0**63, "u": 2.0**64}
 
 
@@ -28,13 +29,15 @@ class Bounded:
 
     values: Array
     bound: NDArray[np.float64]
+    is_whole: bool = True
+    """Whether the values are the integers themselves, and not only equal to them modulo 2**64."""
 
 
 def bounded(values: Array, dtype: np.dtype[Any]) -> Bounded:
     """Return integers as `dtype` (modulo 2**64) with the bound of their sizes."""
     size = np.abs(values.astype(np.float64))
-    with np.errstate(over="ignore"):
-        return Bounded(np.ascontiguousarray(values.astype(dtype)), _upwards(size, 1))
+    is_whole = dtype.kind == "u" or values.dtype != np.uint64 or not (values >> np.uint64(63)).any()
+    return Bounded(np.ascontiguousarray(values.astype(dtype)), _upwards(size, 1), bool(is_whole))
 
 
 def largest(dtype: np.dtype[Any]) -> int:
@@ -55,9 +58,10 @@ def fold_exact(left: Bounded, right: Bounded, run: Mapper = serially) -> Bounded
         values = product.astype(dtype)
     else:
         values = fold(left.values, right.values, run)
+    is_whole = left.is_whole and right.is_whole and top < _LARGEST[dtype.kind]
     if top < _LARGEST[dtype.kind]:
         bound = _upwards(np.abs(values.astype(np.float64)), 1)  # tighter than |left| @ |right|
-    return Bounded(values, bound)
+    return Bounded(values, bound, is_whole)
 
 
 def choose_dtype(
@@ -82,10 +86,21 @@ def choose_dtype(
         final = float(vector.max(initial=0.0))
         top = max(top, final, float(factor.bound.max(initial=0.0)))
     if not final < _LARGEST[dtype.kind]:
-        return None
+        # The bound is rounded upwards: near the edge Python's integers decide.
+        near = final < _LARGEST[dtype.kind] * (1 + _NEAR) and all(each.is_whole for each in factors)
+        if not (near and _exact_bound(factors, largest_value) < int(_LARGEST[dtype.kind])):
+            return None
     if top < _FLOAT32_EXACT:
         return np.dtype(np.float32)
     return np.dtype(np.float64) if top < _FLOAT64_EXACT else dtype
+
+
+def _exact_bound(factors: tuple[Bounded, ...], largest_value: int) -> int:
+    """Return the bound of the result's sizes in Python's integers."""
+    vector = np.full(factors[-1].values.shape[1], largest_value, object)
+    for factor in reversed(factors):
+        vector = abs(factor.values.astype(object)) @ vector
+    return max(vector, default=0)
 
 
 def overflow_error(factors: tuple[Bounded, ...], largest_value: int, text: str) -> DTypeError:
@@ -95,7 +110,7 @@ def overflow_error(factors: tuple[Bounded, ...], largest_value: int, text: str) 
         size *= max(1.0, float(factor.bound.sum(axis=1).max(initial=0.0)))
     return DTypeError(
         f"{text}: the values allow a result of up to about 2**{math.log2(max(size, 1)):.0f}, "
-        "which 64 bits cannot hold; give float64 operands or scale them"
+        "and 64 bits might not hold it; give float64 operands or scale them"
     )
 
 

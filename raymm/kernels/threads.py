@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import threadpoolctl
 
@@ -28,14 +29,17 @@ class _Limit:
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
-        self._numpy: threadpoolctl.threadpool_limits | None = None
+        self._libraries: list[tuple[Any, int]] = []
         self._torch = 0
 
     def acquire(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._numpy = threadpoolctl.threadpool_limits(1, user_api="blas")
+                found = threadpoolctl.ThreadpoolController().select(user_api="blas")
+                self._libraries = [(each, each.num_threads) for each in found.lib_controllers]
+                for library, _ in self._libraries:
+                    _set_num_threads(library, 1)
                 if blas.library() == "torch":
                     import torch  # noqa: PLC0415  loaded by then
 
@@ -44,13 +48,23 @@ class _Limit:
     def release(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._numpy is not None:
-                self._numpy.restore_original_limits()
+            if self._users == 0:
+                for library, before in self._libraries:
+                    _set_num_threads(library, before)
                 if self._torch:
                     import torch  # noqa: PLC0415
 
                     # Our threads set their own, and torch hands the last one on to new threads.
                     torch.set_num_threads(self._torch)
+
+
+def _set_num_threads(library: Any, count: int) -> None:
+    """Set a BLAS library's threads, whichever thread asks.
+
+    `threadpoolctl` ignores OpenBLAS limits set by another thread than the first that ever set one
+    (it says so in `set_num_threads`); that thread may be the caller's, and ours must be heard.
+    """
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 
 _LIMIT = _Limit()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from raymm.errors import DTypeError, ShapeError
+from raymm.errors import DTypeError, PlanError, ShapeError
 from raymm.operands import format_shape
 from raymm.paths import is_same_file
 from raymm.sinks.base import Block, OutputSpec, Piece, Values
@@ -65,6 +65,8 @@ class Array:
             raise DTypeError(
                 f"out has dtype {out.dtype}, the result {spec.dtype}: pass dtype={out.dtype.name!r}"
             )
+        if _overlaps_itself(out):
+            raise PlanError("entries of out share memory with each other: give an array of its own")
         if not out.flags.writeable:
             raise DTypeError("out is read-only: give an array that can be written to")
         self._result, self._canonical = out, canonical
@@ -117,6 +119,20 @@ class Array:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the array behind: a worker in another process sends blocks back."""
         return {"out": None, "_result": None, "_canonical": None}
+
+
+def _overlaps_itself(array: Values) -> bool:
+    """Whether two entries may lie in the same place; stepping over gaps is fine."""
+    if array.size == 0:
+        return False
+    reach = array.itemsize
+    for stride, length in sorted(
+        (abs(stride), length) for stride, length in zip(array.strides, array.shape, strict=True)
+    ):
+        if length > 1 and stride < reach:
+            return True
+        reach += stride * (length - 1) if length > 1 else 0
+    return False
 
 
 def _canonical_view(out: Values, spec: OutputSpec) -> Values:

@@ -25,7 +25,7 @@ def as_sink(out: Any) -> Sink:
             f"out={text!r}: the suffix chooses the kind of file, and .npy is the one supported; "
             "raymm.Npy(path) writes that format under any name"
         )
-    if isinstance(out, Sink):
+    if isinstance(out, Sink) and not isinstance(out, type):
         return out
     raise PlanError(
         f"out is a {type(out).__qualname__}: give a path, an array to fill, or a sink such as "

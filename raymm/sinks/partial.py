@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,18 @@ class PartialFile:
         """Open and lock the unfinished file; the one locked is the one under that name."""
         while True:
             try:
-                file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                # A link or a pipe of that name is somebody else's: never write through it.
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.open(self.partial, flags, 0o666)
             except OSError as error:
                 raise self._error(error, "created") from error
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                os.close(file)
+                raise SinkError(
+                    errno.EEXIST,
+                    f"{self.partial} is not a file of its own (a link, a pipe ...): remove it",
+                )
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -165,7 +175,7 @@ class PartialFile:
                     ) from error
                 # Some network file systems know no locks: do without.
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), self.partial.stat()):
+                if os.path.samestat(os.fstat(file), self.partial.lstat()):
                     return file
             os.close(file)  # another run has renamed it in the meantime: it is an output now
 
@@ -193,6 +203,10 @@ class PartialFile:
     def _error(self, error: OSError, verb: str, needed: int = 0) -> SinkError:
         if isinstance(error, SinkError):
             return error
+        if error.errno == errno.ENOENT and verb == "committed":
+            return SinkError(errno.ENOENT, f"{self.partial} was removed while it was written")
+        if error.errno == errno.ELOOP and verb == "created":
+            return SinkError(errno.ELOOP, f"{self.partial} is a link: remove it")
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and verb == "created":
             replaced = self.path.stat().st_size if self.path.exists() else 0
             return _full_disk_error(self.path, needed, free_nbytes(self.path), replaced)

@@ -154,6 +154,8 @@ def _unreadable(path: str, error: OSError) -> SourceError:
 def from_npy(path: Path, name: str) -> FileSource:
     """Return the description of a `.npy` file; its header is read, its values are not."""
     try:
+        if path.exists() and not path.is_file():
+            raise SourceError(f"{path} is not a regular file: give the path of a .npy file")
         with path.open("rb") as file:
             shape, is_fortran, dtype = _read_header(file, path)
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
@@ -161,6 +163,8 @@ def from_npy(path: Path, name: str) -> FileSource:
         if isinstance(error, SourceError):
             raise
         raise _unreadable(str(path), error) from error
+    if min(shape, default=0) < 0:
+        raise SourceError(f"{path} is not a .npy file: its header announces the shape {shape}")
     check_dtype(dtype, f"{name} ({path})" if name != str(path) else name)
     operand = Operand(name, shape, dtype, ())
     if size < offset + operand.nbytes:

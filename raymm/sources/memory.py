@@ -78,6 +78,8 @@ def from_tensor(tensor: Any, name: str) -> ArraySource:
 
     if tensor.layout != torch.strided:
         raise PlanError(f"{name} is a sparse tensor, which is not supported: use .to_dense()")
+    if tensor.is_meta:
+        raise PlanError(f"{name} is a meta tensor: it has no values")
     if tensor.is_quantized:
         raise DTypeError(f"{name} is a quantized tensor: use .dequantize()")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()

@@ -35,29 +35,41 @@ def open_source(value: Any, name: str) -> Source:
     if isinstance(value, np.ndarray):
         described = None if isinstance(value, np.ma.MaskedArray) else from_memmap(value, name)
         return described or from_array(value, name)
-    kind = type(value)
-    if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        return from_tensor(value, name)
-    if kind.__module__.partition(".")[0] == "scipy":
-        raise PlanError(f"{name} is a SciPy sparse matrix, which is not supported: use .toarray()")
     if isinstance(value, Source):
         return value
-    if isinstance(value, (Iterator, map, filter)):
+    return _open_foreign(value, name)
+
+
+def _open_foreign(value: Any, name: str) -> Source:
+    """Return what another library or the language made as a `Source`."""
+    kind = type(value)
+    library = kind.__module__.partition(".")[0]
+    if library == "torch" and hasattr(value, "detach"):
+        return from_tensor(value, name)
+    if library == "scipy":
+        raise PlanError(f"{name} is a SciPy sparse matrix, which is not supported: use .toarray()")
+    if isinstance(value, Iterator):
         raise PlanError(
             f"{name} is an iterator: its length is unknown and it cannot be read twice; "
             "put its rows into a file or a ray.data.Dataset"
         )
-    if hasattr(value, "__array__") or isinstance(value, (list, tuple)):
-        return from_array(np.asarray(value), name)
-    raise PlanError(
-        f"{name} is a {kind.__module__}.{kind.__qualname__}: give an array, a torch tensor, a "
-        "memory map or the path of a .npy file"
-    )
+    if not hasattr(value, "__array__") and not isinstance(value, (list, tuple)):
+        raise PlanError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}: give an array, a torch tensor, a "
+            "memory map or the path of a .npy file"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise PlanError(f"{name} is no matrix: {error}") from error
+    return from_array(array, name)
 
 
 def _open_path(text: str) -> Source:
     if text.endswith(".T") and not Path(text).exists():
         return _open_path(text[:-2]).T
+    if "\0" in text:
+        raise PlanError(f"{text!r} is no path: it holds a NUL character")
     path = Path(text.removeprefix("file://")).expanduser()
     if "://" in text and not text.startswith("file://"):
         raise PlanError(f"{text}: operands at remote addresses are not supported: copy the file")

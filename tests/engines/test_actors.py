@@ -2,13 +2,23 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import raymm
-from raymm.errors import ExecutionError, PlanError, SinkError, TileError, WorkerStartError
+from raymm.engines.base import LostError
+from raymm.errors import (
+    ExecutionError,
+    MemoryLimitError,
+    PlanError,
+    SinkError,
+    TileError,
+    WorkerStartError,
+)
 from raymm.events import RunFinished, TileFinished, TileRetried, WorkerLost, WorkerReady
 from tests.contracts import EngineContract, names_in
 from tests.doubles import (
@@ -16,6 +26,7 @@ from tests.doubles import (
     FolderSink,
     InterruptingCallback,
     KillingSink,
+    NullSink,
     RaisingSink,
 )
 
@@ -317,3 +328,78 @@ def test_an_actor_of_a_worker_that_failed_to_load_is_not_used(ray_engine, report
         raymm.chain([LEFT * 3, RIGHT]).run(out, Unattachable(report), engine=ray_engine)
     found = raymm.multi_dot([LEFT * 3, RIGHT], engine=ray_engine)
     np.testing.assert_array_equal(found, 3 * LEFT @ RIGHT)
+
+
+def test_workers_answer_after_many_runs_that_ended_early(ray_engine, report, out):
+    # A worker whose queued calls were cancelled once kept silent for half a minute (Ray 2.60).
+    chain = raymm.chain([LEFT, RIGHT])
+    for count in (1, 2, 3, 5, 8) * 4:
+        with pytest.raises(KeyboardInterrupt):
+            chain.write(
+                out,
+                tile_columns=1,
+                max_in_flight=3,
+                engine=ray_engine,
+                progress=InterruptingCallback(TileFinished, count),
+            )
+        assert names_in(out.parent) == []
+    callback = CountingCallback()
+    chain.write(out, tile_columns=1, engine=ray_engine, progress=callback)
+    assert callback.of(WorkerLost) == []
+    np.testing.assert_array_equal(np.load(out), LEFT @ RIGHT)
+
+
+def test_what_ray_reports_of_a_lost_tile(ray_engine, monkeypatch):
+    from ray import exceptions  # noqa: PLC0415  Ray is loaded only where it is used
+
+    from raymm.engines import actors  # noqa: PLC0415
+
+    reported = {
+        exceptions.OutOfMemoryError("killed"): True,
+        exceptions.WorkerCrashedError(): True,
+        exceptions.NodeDiedError("gone"): True,
+        exceptions.ObjectLostError("00" * 28, None, ""): False,
+    }
+    for error, is_gone in reported.items():
+
+        def get(reference, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(actors.RAY, "get", get)
+            with pytest.raises(LostError) as caught:
+                ray_engine._result("a call")
+        assert caught.value.is_worker_gone is is_gone
+
+
+def test_the_caller_may_start_ray_anew_between_two_calls(tmp_path):
+    """In a process of its own: Ray stops and starts there."""
+    script = tmp_path / "again.py"
+    script.write_text(
+        "import numpy as np, ray, raymm\n"
+        "chain = raymm.chain([np.eye(2), np.ones((2, 4))])\n"
+        "engine = raymm.RayEngine(num_workers=1)\n"
+        "for _ in range(2):\n"
+        "    ray.init(address='local', num_cpus=1, include_dashboard=False)\n"
+        "    assert chain.compute(engine=engine).sum() == 8\n"
+        "    ray.shutdown()\n"
+        "engine.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_tiles_that_the_object_store_cannot_hold_are_refused(ray_engine):
+    C = np.broadcast_to(np.float32(1), (4, 40_000_000))
+    with pytest.raises(MemoryLimitError, match="object store"):
+        raymm.chain([np.ones((1, 4), np.float32), C]).run(
+            NullSink(), engine=ray_engine, tile_columns=20_000_000
+        )
+
+
+def test_arguments_of_the_engine_are_checked():
+    for wrong in ({"num_workers": 0}, {"threads_per_worker": -1}, {"num_gpus_per_worker": -1}):
+        with pytest.raises(PlanError, match="must"):
+            raymm.RayEngine(**wrong)

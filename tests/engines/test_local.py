@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import threadpoolctl
 
 import raymm
+from raymm.errors import PlanError
 from raymm.events import RunStarted, TileFinished
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Grid
@@ -141,3 +143,35 @@ def test_events_begin_with_the_run_and_end_with_its_summary(local_engine):
     kinds = [type(event).__name__ for event in callback.events]
     assert kinds == ["RunStarted", "WorkerReady", "TileFinished", "TileFinished", "RunFinished"]
     assert callback.of(RunStarted)[0].tiles == 2
+
+
+def test_a_callback_cannot_use_the_engine_that_calls_it(local_engine):
+    chain = raymm.chain([np.eye(2), np.ones((2, 4))])
+
+    def callback(event):
+        if isinstance(event, TileFinished):
+            chain.compute(engine=local_engine)
+
+    with pytest.raises(PlanError, match="one of its own"):
+        chain.compute(engine=local_engine, progress=callback)
+    np.testing.assert_array_equal(chain.compute(engine=local_engine), np.ones((2, 4)))
+
+
+def test_runs_of_several_threads_on_several_engines_do_not_disturb_each_other():
+    rng = np.random.default_rng(0)
+    A, C = (
+        rng.integers(-9, 9, (20, 30)).astype(float),
+        rng.integers(-9, 9, (30, 5000)).astype(float),
+    )
+    before = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
+    with ThreadPoolExecutor(4) as pool:
+        products = pool.map(
+            lambda _: raymm.multi_dot([A, C], engine="local", tile_columns=100), range(8)
+        )
+    assert all(np.array_equal(product, A @ C) for product in products)
+    assert [pool["num_threads"] for pool in threadpoolctl.threadpool_info()] == before
+
+
+def test_threads_must_be_positive():
+    with pytest.raises(PlanError, match="threads=-1"):
+        raymm.LocalEngine(threads=-1)

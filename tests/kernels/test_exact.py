@@ -74,7 +74,8 @@ def test_a_chosen_dtype_holds_every_partial_sum(left, right, tile_value):
         ([[1, 1]], 2**62, UINT64, np.uint64),
         ([[1, 1]], 2**63, UINT64, None),
         ([[0, 0]], 2**63 - 1, INT64, np.int64),
-        ([[1, 0]], 2**64 - 1, UINT64, None),
+        ([[1, 0]], 2**64 - 1, UINT64, np.uint64),
+        ([[1, 1]], 2**64 - 1, UINT64, None),
     ],
 )
 def test_choice_at_the_edges(factor, value, dtype, expected):
@@ -88,3 +89,10 @@ def test_refusal_names_the_size():
     assert isinstance(error, DTypeError)
     assert "2**82" in str(error)
     assert "64 bits" in str(error)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**64 - 2, 2**64 - 2049, 2**63])
+def test_the_last_values_of_64_bits_fit(value):
+    factors = (bounded(np.array([[value]], np.uint64), np.dtype(np.uint64)),)
+    assert choose_dtype(factors, 1, np.dtype(np.uint64)) == np.uint64
+    assert choose_dtype(factors, 3, np.dtype(np.uint64)) is None

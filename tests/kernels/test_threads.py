@@ -1,8 +1,10 @@
 import os
+import threading
 
 import pytest
 import threadpoolctl
 
+from raymm.kernels import blas
 from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 
 
@@ -45,3 +47,32 @@ def test_blas_is_set_back_after_an_error():
         with pytest.raises(RuntimeError, match="tile"), one_blas_thread():
             raise RuntimeError("tile")
         assert blas_threads() == before
+
+
+def test_the_last_of_overlapping_users_restores_the_limit():
+    before, entered, leave = blas_threads(), threading.Event(), threading.Event()
+
+    def other():
+        with one_blas_thread():
+            entered.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with one_blas_thread():
+        thread.start()
+        assert entered.wait(60)
+    assert all(count == 1 for count in blas_threads())  # the other one is still at work
+    leave.set()
+    thread.join()
+    assert blas_threads() == before
+
+
+def test_numpy_is_limited_where_torch_multiplies(monkeypatch):
+    # Complex products go through NumPy there too.
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
+    monkeypatch.setattr(blas, "library", lambda: "torch")
+    before = torch.get_num_threads()
+    with one_blas_thread():
+        assert all(count == 1 for count in blas_threads())
+    assert torch.get_num_threads() == before

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import raymm
-from raymm.errors import DTypeError, ShapeError
+from raymm.errors import DTypeError, PlanError, ShapeError
 from raymm.sinks import Array
 from tests.contracts import SinkContract
 from tests.doubles import make_spec
@@ -114,3 +114,11 @@ def test_the_array_does_not_travel():
     sink = Array(np.zeros((1000, 1000)))
     sink.open(make_spec((1000, 1000)), False)
     assert len(pickle.dumps(sink)) < 10_000
+
+
+def test_an_out_whose_entries_share_memory_is_refused():
+    out = np.lib.stride_tricks.as_strided(np.zeros(5), (3, 3), (8, 8))
+    with pytest.raises(PlanError, match="share memory"):
+        raymm.multi_dot([np.eye(3), np.eye(3)], out=out)
+    gaps = np.zeros((6, 9))[::-2, ::3]
+    assert np.array_equal(raymm.multi_dot([np.eye(3), np.eye(3)], out=gaps), np.eye(3))

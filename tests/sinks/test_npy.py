@@ -281,3 +281,75 @@ def test_two_files_of_one_pass_are_whole_with_direct_output(orders, tmp_path, mo
     sinks = [Npy(tmp_path / f"{place}.npy", order) for place, order in enumerate(orders)]
     for D in raymm.chain([A, C]).run(*sinks, engine="local", tile_columns=7001):
         assert np.array_equal(D, A @ C)
+
+
+def test_a_second_run_never_touches_what_the_first_one_committed(path, monkeypatch):
+    """The second run opens the unfinished file just before the first one renames it."""
+    first, second = Npy(path), Npy(path)
+    spec = make_spec((2, 3))
+    first.open(spec, False)
+    lock = fcntl.flock
+
+    def late(file, operation):
+        if first is not None and not path.exists():
+            first.commit()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    second.open(spec, False)  # it locks a new file, and finds when it commits that it is late
+    with pytest.raises(SinkError):
+        second.commit()
+    assert np.load(path).shape == (2, 3)
+    second.abort()
+    assert names_in(path.parent) == ["D.npy"]
+
+
+def test_another_file_of_that_name_is_not_written_to(path):
+    """As on a node whose folder of that name is on another disk."""
+    sink = Npy(path)
+    sink.open(make_spec((2, 3)), False)
+    elsewhere = pickle.loads(pickle.dumps(sink))
+    path.with_name("D.npy.partial").rename(path.with_name("aside"))
+    stale = Npy(path)
+    stale.open(make_spec((2, 3)), False)
+    with pytest.raises(SinkError, match="another file") as caught:
+        elsewhere.attach()
+    assert caught.value.errno == errno.ESTALE
+    stale.abort()
+    sink.abort()
+
+
+def test_the_mark_of_a_run_is_gone_from_the_file(path):
+    for _ in range(2):
+        sink = Npy(path)
+        sink.open(make_spec((2, 3)), True)
+        sink.commit()
+        content = path.read_bytes()
+        assert content[: npy.HEADER_NBYTES] == npy_header((2, 3), np.dtype(np.float64), False)
+
+
+def test_an_interrupt_while_space_is_reserved_leaves_nothing(path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Npy(path).open(make_spec((2, 3)), False)
+    assert names_in(path.parent) == []
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_link_named_like_the_unfinished_file_is_not_written_through(path, link):
+    precious = path.with_name("precious")
+    precious.write_bytes(b"precious")
+    getattr(path.with_name("D.npy.partial"), link)(precious)
+    with pytest.raises(SinkError, match="remove it"):
+        Npy(path).open(make_spec((2, 3)), False)
+    assert precious.read_bytes() == b"precious"
+    assert not path.exists()
+
+
+def test_a_pipe_named_like_the_unfinished_file_is_refused(path):
+    os.mkfifo(path.with_name("D.npy.partial"))
+    with pytest.raises(SinkError):
+        Npy(path).open(make_spec((2, 3)), False)

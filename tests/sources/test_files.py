@@ -290,3 +290,9 @@ class TestReadVolume:
         np.testing.assert_array_equal(product, factor @ values)
         assert values.nbytes <= sum(preads) <= 1.2 * values.nbytes
         assert np.median(preads) >= 32 * 1024  # all but the last tile's, which may be short
+
+
+def test_a_pipe_is_no_operand(tmp_path):
+    os.mkfifo(tmp_path / "f.npy")
+    with pytest.raises(SourceError, match="not a regular file"):
+        raymm.chain([tmp_path / "f.npy", np.eye(2)])
