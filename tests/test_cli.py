@@ -195,21 +195,25 @@ def raising(error):
     return function
 
 
-def test_a_signal_in_the_middle_of_a_run(factors, tmp_path, repository):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_in_the_middle_of_a_run(factors, tmp_path, repository, name):
     code = """
 import os, signal, sys
-from raymm.cli import reports
-from raymm.cli.commands import main
+from raymm.cli import main, reports
 
 def interrupt(self, event, before=reports.Listener.__call__):
     before(self, event)
     if type(event).__name__ == "TileFinished":
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            os.kill(os.getpid(), getattr(signal, name))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # must not cut the cleaning up short
 
+name = sys.argv.pop()
 reports.Listener.__call__ = interrupt
-main(sys.argv[1:])
+main()
 """
-    arguments = ["run", *OPERANDS, "--out", "D.npy", *SMALL, "--tile-columns", "10"]
+    arguments = ["run", *OPERANDS, "--out", "D.npy", *SMALL, "--tile-columns", "10", name]
     found = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=repository,
@@ -217,7 +221,7 @@ main(sys.argv[1:])
         text=True,
         check=False,
     )
-    assert (found.returncode, found.stdout) == (128 + signal.SIGINT, "")
+    assert (found.returncode, found.stdout) == (128 + getattr(signal, name), "")
     assert found.stderr == "raymm: interrupted: nothing new appears as D.npy\n"
     assert names(tmp_path) == OPERANDS
 
