@@ -26,6 +26,7 @@ def pytest_configure(config):
     """Set what Ray must find in the environment: some of it is read when Ray is imported."""
     patch = pytest.MonkeyPatch()
     config.add_cleanup(patch.undo)
+    config.pluginmanager.register(RayOnlyWhereAsked())
     # Workers import test doubles by name.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     patch.setenv("PYTHONPATH", path)
@@ -34,6 +35,20 @@ def pytest_configure(config):
     patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     patch.delenv("RAY_ADDRESS", raising=False)
     patch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+class RayOnlyWhereAsked:
+    """Hides the tests' Ray from ``engine="auto"`` in tests, and examples, not marked ``ray``.
+
+    What they find must not depend on what ran before them, nor on whether a worker is free.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        with pytest.MonkeyPatch.context() as patch:
+            if item.get_closest_marker("ray") is None:
+                patch.setattr("raymm.engines.choosing.is_ray_up", lambda: False)
+            return (yield)
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_info(monkeypatch):
 
 def test_info_names_the_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr(choosing, "is_ray_up", lambda: False)  # whatever other tests have started
+    monkeypatch.setattr("raymm.cli.info.is_ray_up", lambda: False)  # whatever tests have started
     facts = json.loads(call("info", "--json").stdout)
     assert facts["ray_address"] == "10.0.0.1:6379"
     assert facts["auto"] == {"engine": "ray", "reason": "RAY_ADDRESS names a cluster"}
