@@ -220,6 +220,8 @@ class RayEngine(Engine):
     def _connect(self, in_flight_nbytes: int) -> None:
         """Make sure that Ray is up; actors of an earlier one are gone with it."""
         address = cluster.given_address(self._address)
+        if self._address and ray.is_initialized():
+            cluster.check_same(self._address)
         num_cpus = max(count_cores(), self._wanted_workers or 1)
         if cluster.connect(address, num_cpus, in_flight_nbytes):
             self._started_ray = True

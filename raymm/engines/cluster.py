@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -75,6 +76,25 @@ def _start(num_cpus: int, in_flight_nbytes: int) -> None:
         logging_level=logging.ERROR,  # a library does not print where its Ray runs
         object_store_memory=min(store, int(psutil.virtual_memory().total * STORE_SHARE)),
     )
+
+
+def check_same(address: str) -> None:
+    """Raise `PlanError` if the Ray that is up is not the one that was named."""
+    current = RAY.get_runtime_context().gcs_address
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and _resolved(host, port) != _resolved(*current.rsplit(":", 1)):
+        raise PlanError(
+            f"address={address!r} was asked for, and this process is connected to {current}: "
+            "leave address out, or disconnect first (ray.shutdown())"
+        )
+
+
+def _resolved(host: str, port: str) -> tuple[str, str]:
+    """Return an address with its host as a number, if it has one."""
+    try:
+        return socket.gethostbyname(host), port
+    except OSError:
+        return host, port
 
 
 def put(value: Any, nbytes: int) -> Any:

@@ -403,3 +403,11 @@ def test_arguments_of_the_engine_are_checked():
     for wrong in ({"num_workers": 0}, {"threads_per_worker": -1}, {"num_gpus_per_worker": -1}):
         with pytest.raises(PlanError, match="must"):
             raymm.RayEngine(**wrong)
+
+
+def test_another_cluster_than_the_one_that_is_up_is_refused(ray_engine, ray_cluster):
+    chain = raymm.chain([LEFT, RIGHT])
+    with pytest.raises(PlanError, match="is connected to"):
+        chain.compute(engine=raymm.RayEngine(address="127.0.0.1:1"))
+    here = ray_cluster.get_runtime_context().gcs_address
+    assert raymm.RayEngine(address=here).resources().workers >= 1
