@@ -8,7 +8,7 @@ from typing import Any
 
 _HOMES = {
     "Array": "raymm.sinks.array",
-    "Chain": "raymm.product",
+    "Chain": "raymm.chains",
     "DTypeError": "raymm.errors",
     "ExecutionError": "raymm.errors",
     "LocalEngine": "raymm.engines.local",

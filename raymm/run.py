@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Outcome
-from raymm.errors import PlanError
 from raymm.events import (
     Callback,
     Event,
@@ -272,17 +271,3 @@ class _Totals:
             verify_seconds,
             residual,
         )
-
-
-def check_outputs(sinks: tuple[Sink, ...], sources: tuple[Source, ...]) -> None:
-    """Raise `PlanError` if an output would overwrite an operand, or two outputs are one."""
-    for place, sink in enumerate(sinks):
-        for source in sources:
-            if sink.overwrites(source.operand.path, getattr(source, "array", None)):
-                raise PlanError(
-                    f"the output {sink.name} would overwrite the operand {source.operand}: "
-                    "choose another output"
-                )
-        for other in sinks[:place]:
-            if sink.overwrites(getattr(other, "path", None), getattr(other, "out", None)):
-                raise PlanError(f"two outputs are the same: {sink.name}")

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import raymm
+from raymm.chains import Chain
 from raymm.cli import demo
 from raymm.cli.commands import main
 from raymm.engines import choosing
 from raymm.kernels import blas
-from raymm.product import Chain
 from raymm.sinks.npy import npy_header
 from tests.tolerances import assert_product
 

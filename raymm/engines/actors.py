@@ -1,7 +1,6 @@
 """Ray: one actor per device, in a cluster of the caller's or one that this engine starts."""
 
 import contextlib
-import os
 import weakref
 from typing import Any, TypeAlias
 
@@ -21,13 +20,13 @@ from raymm.engines.base import (
     WorkerId,
 )
 from raymm.engines.cluster import LOST, OBJECT_LOST, RAY, RAY_GONE, STORE_SHARE
+from raymm.engines.remote import CONTROL, WorkerActor
 from raymm.errors import ExecutionError, PlanError, WorkerStartError
-from raymm.kernels.threads import count_cores, count_threads, limit_process
+from raymm.kernels.threads import count_cores, count_threads
 from raymm.request import Resources, check_count
-from raymm.sources.base import Source
 from raymm.sources.memory import ArraySource
 from raymm.tiles import Tile, ceil_div
-from raymm.worker import Job, Receipt, Worker
+from raymm.worker import Job, Receipt
 
 Actor: TypeAlias = Any
 Ref: TypeAlias = Any
@@ -39,48 +38,6 @@ SYNC_SECONDS = 600.0
 """How long a worker may take to get what it wrote onto the disk."""
 FACTOR_SHARE = 0.1
 """Of the object store: what factors of earlier jobs may take up."""
-CONTROL = "control"
-"""The group of calls that need not wait for a worker's tiles."""
-
-
-class WorkerActor:
-    """A `Worker` in a process of its own; all that is special to an actor is here."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        limit_process()
-        self._worker = Worker(name, threads)
-        self._interrupted = ""
-
-    @RAY.method(concurrency_group=CONTROL)  # type: ignore[untyped-decorator]
-    def interrupt(self, job_id: str) -> None:
-        """Skip what is queued of a job, and end its tile under way; overtakes other calls."""
-        self._interrupted = job_id
-        self._worker.interrupt(job_id)
-
-    def load(self, job: Job, keys: tuple[str, ...], *factors: NDArray[Any]) -> tuple[str, int, int]:
-        """Make factors resident; Ray has resolved their references into arrays."""
-        self._worker.load(job, dict(zip(keys, factors, strict=True)))
-        return self._worker.device, self._worker.threads, os.getpid()
-
-    def run(self, job_id: str, tile: Tile, source: Source, pieces: int) -> Any:
-        """Multiply a tile; return its receipt, then its pieces, each an object of its own."""
-        if job_id == self._interrupted:
-            raise ExecutionError("the job was interrupted")
-        receipt, handed_back = self._worker.run(job_id, tile, source)
-        if len(handed_back) != pieces:
-            raise ExecutionError(
-                f"a sink handed back {len(handed_back)} blocks of a tile, its layout "
-                f"announced {pieces}"
-            )
-        return (receipt, *handed_back) if pieces else receipt
-
-    def unload(self, job_id: str, sync: bool) -> None:
-        """Detach a job's sinks and drop its buffers."""
-        self._worker.unload(job_id, sync)
-
-    def retain(self, keys: tuple[str, ...]) -> None:
-        """Drop all factors but these."""
-        self._worker.retain(keys)
 
 
 class RayEngine(Engine):
