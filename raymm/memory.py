@@ -91,6 +91,7 @@ def tile_cost(
     group_shapes: tuple[tuple[int, int], ...],
     itemsizes: tuple[int, int, int],
     is_converted: bool,
+    is_mixed: bool = False,
 ) -> TileCost:
     """Return what a worker holds for one tile.
 
@@ -103,6 +104,8 @@ def tile_cost(
         Bytes of one value of the huge operand, of the arithmetic and of D.
     is_converted : bool
         Whether a tile is held twice: as read, and as the arithmetic needs it.
+    is_mixed : bool
+        Whether another output of the pass turns each block into its own order, in a copy.
     """
     source_itemsize, compute_itemsize, output_itemsize = itemsizes
     inner_length = group_shapes[-1][1]
@@ -116,6 +119,8 @@ def tile_cost(
     entries = rows * columns
     # Rows lie as far apart as in the file modulo a page, and the first begins within one.
     block = entries * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
+    if is_mixed:
+        block += entries * output_itemsize
     if compute_itemsize != output_itemsize:
         block += entries * compute_itemsize
     if max(columns for _, columns in group_shapes) > LONG_INNER:

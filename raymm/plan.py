@@ -310,6 +310,7 @@ def make_plan(
         computed.itemsize,
         dtype.itemsize,
         _is_converted(chained.canonical[-1], computed, request),
+        target.layout.is_mixed,
     )
     layout = target.layout
     flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)

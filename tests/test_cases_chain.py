@@ -20,7 +20,8 @@ from tests.tolerances import assert_product, exact_integers
 
 
 def as_tensors(operands):
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     return [torch.from_numpy(np.ascontiguousarray(operand)) for operand in operands]
 
 

@@ -144,7 +144,7 @@ class TestU74ResultsPinnedInTheObjectStore:
 class TestU80ThreadsTooManyOrTooFew:
     @pytest.fixture
     def settings(self):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
 
         def read():
             pools = threadpoolctl.threadpool_info()

@@ -18,7 +18,8 @@ from tests.doubles import CountingCallback
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_u22_bfloat16_tensors_and_tensors_that_require_grad(engine, tmp_path, dtype, with_gradient):
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     dtype = getattr(torch, dtype)
     operands = [
         torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype),
@@ -65,7 +66,8 @@ def as_view(values, path):
 
 
 def as_tensor(values, path):
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     return torch.from_numpy(np.ascontiguousarray(values.T)).t()
 
 
@@ -137,7 +139,8 @@ def test_u27_big_endian_input(engine, tmp_path, dtype, result, form, tile_column
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_u28_read_only_inputs_stay_untouched_without_warnings(engine, order):
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     rng = np.random.default_rng(0)
     operands = [
         np.asarray(rng.normal(size=shape).astype(np.float32), order=order)

@@ -92,3 +92,10 @@ def test_cost_counts_halo_columns_and_conversion():
     # Big-endian or rounded operands are as wide as the arithmetic, and still held twice.
     twice = tile_cost(plain, ((30, 20),), (4, 4, 4), True)
     assert twice.staged_nbytes == 2 * 20 * 100 * 4
+
+
+def test_cost_counts_the_copy_that_turns_a_block_for_the_other_order():
+    grid = Grid(30, 1000, 100, 50, 10)
+    alone = tile_cost(grid, ((30, 20),), (4, 4, 4), False)
+    mixed = tile_cost(grid, ((30, 20),), (4, 4, 4), False, is_mixed=True)
+    assert mixed.block_nbytes == alone.block_nbytes + 10 * 50 * 4

@@ -273,7 +273,7 @@ class TestPrecision:
         assert product.tolist() == [[4097 * 4097 + 3 * (2**40 + 1)]]
 
     def test_torch_settings_of_the_caller_stay(self, engine):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
 
         def settings():
             return (
@@ -327,7 +327,8 @@ class TestChain:
         np.testing.assert_allclose(square, vector @ vector)
 
     def test_transpose_of_any_operand(self, engine, tmp_path):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
+
         values = np.arange(6.0).reshape(2, 3)
         np.save(tmp_path / "A.npy", values)
         operands = [

@@ -159,7 +159,8 @@ class TestOutputThatIsAnOperand:
         np.testing.assert_array_equal(square, np.eye(4))
 
     def test_tensor(self):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
+
         square = torch.eye(4)
         with pytest.raises(PlanError, match="would overwrite"):
             raymm.multi_dot([torch.ones(4, 4), square], out=square.numpy(), engine=RaisingEngine())

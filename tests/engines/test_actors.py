@@ -112,7 +112,8 @@ class TestProducts:
         np.testing.assert_array_equal(found, local, strict=True)
 
     def test_of_tensors(self, ray_engine):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
+
         operands = [torch.from_numpy(LEFT), torch.from_numpy(RIGHT.T.copy()).t()]
         found = raymm.multi_dot(operands, tile_columns=7, engine=ray_engine)
         np.testing.assert_array_equal(found, LEFT @ RIGHT)

@@ -51,7 +51,8 @@ def test_the_library_is_decided_once_by_the_processor():
 
 
 def test_torch_is_set_back(library):
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     before = torch.get_num_threads()
     with one_blas_thread():
         pass

@@ -93,7 +93,8 @@ def test_bfloat16_rounds_to_nearest_with_ties_to_even():
 
 
 def test_bfloat16_agrees_with_torch_and_keeps_what_is_no_number():
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint64).astype(np.uint32)
     special = np.array([0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 1], np.uint32)
     values = np.concatenate([bits, special]).view(np.float32)

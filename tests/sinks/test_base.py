@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from raymm.sinks import Array, Block, Npy, Sink
 from raymm.tiles import Bounds, Tile
@@ -21,7 +20,8 @@ def test_host_leaves_the_halo_out():
 
 
 def test_device_is_the_same_memory_as_a_tensor():
-    torch = pytest.importorskip("torch")
+    import torch  # noqa: PLC0415  two seconds, for this test only
+
     block = Block(Tile(0, 0, 3), Bounds(0, 2, 0, 3), np.arange(6.0).reshape(2, 3))
     assert isinstance(block.device, torch.Tensor)
     block.host[0, 0] = 9

@@ -24,7 +24,7 @@ class TestArray(SourceContract):
 class TestTensor(SourceContract):
     @pytest.fixture(params=["plain", "transposed", "with gradient"])
     def source(self, request):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
 
         def make(values):
             tensor = torch.from_numpy(values.copy())
@@ -44,7 +44,7 @@ class TestBfloat16(SourceContract):
 
     @pytest.fixture
     def source(self):
-        torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for this test only
 
         def make(values):
             return from_tensor(torch.from_numpy(values).to(torch.bfloat16), "C")
@@ -147,7 +147,9 @@ def test_a_source_is_itself():
 class TestTorchKinds:
     @pytest.fixture(autouse=True)
     def torch(self):
-        self.torch = pytest.importorskip("torch")
+        import torch  # noqa: PLC0415  two seconds, for these tests only
+
+        self.torch = torch
 
     def test_conjugated_and_negated_views(self):
         values = self.torch.tensor([[1 + 2j, 3 - 1j]])
