@@ -85,7 +85,7 @@ def _tile_width(
     itemsize = cost_of.output_itemsize
     column_nbytes = max(1, rows * itemsize)
     staged_nbytes = max(1, cost_of.group_shapes[-1][1] * cost_of.source_itemsize)
-    target = TRAVEL_NBYTES if layout.travels else TILE_NBYTES[layout.order]
+    target = TRAVEL_NBYTES if layout.travels or layout.holds_tile else TILE_NBYTES[layout.order]
     width = min(
         target // column_nbytes,
         STAGED_NBYTES // staged_nbytes,

@@ -8,6 +8,9 @@ import numpy as np
 
 from raymm.errors import DTypeError, ShapeError
 
+INDEX_NBYTES = 8
+"""Of the position of a stored entry of a sparse operand, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -23,10 +26,22 @@ class Operand:
     """The file it lives in, or None for memory."""
     bfloat16: bool = False
     """Whether the values are bfloat16, held as float32 (NumPy has no bfloat16)."""
+    is_held: bool = True
+    """Whether the values lie in the driver's memory: tiles are then copied to be sent to workers
+    that are other processes. False for files and for objects in a cluster."""
+    nonzeros: int | None = None
+    """Stored entries of a sparse operand; None for a dense one."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the values, in bytes."""
+        """Size of the values, in bytes; of a sparse operand, of what is stored."""
+        if self.nonzeros is not None:
+            return self.nonzeros * (self.dtype.itemsize + INDEX_NBYTES)
+        return self.dense_nbytes
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Size of all entries, in bytes."""
         size = self.dtype.itemsize
         for length in self.shape:
             size *= length

@@ -1,6 +1,6 @@
 """A chain before it is tiled: its orientation, the order of multiplication, the dtypes. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ def arrange(operands: tuple[Operand, ...]) -> Chained:
 def _as_matrix(vector: Operand, row: bool) -> Operand:
     (length,), (stride,) = vector.shape, vector.strides
     shape, strides = ((1, length), (stride, stride)) if row else ((length, 1), (stride, stride))
-    return Operand(vector.name, shape, vector.dtype, strides, vector.path, vector.bfloat16)
+    return replace(vector, shape=shape, strides=strides)
 
 
 def multiplication_order(shapes: tuple[tuple[int, int], ...]) -> tuple[Fold, ...]:

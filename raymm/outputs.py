@@ -27,6 +27,7 @@ def describe_outputs(sinks: tuple[Sink, ...], chained: Chained, request: Request
             halo_columns=max(each.halo_columns for each in layouts),
             is_mixed=len({each.order for each in layouts}) > 1,
             travels=any(each.travels for each in layouts),
+            holds_tile=any(each.holds_tile for each in layouts),
         ),
         any(isinstance(sink, Array) for sink in sinks),
         None if path is None else free_nbytes(path),

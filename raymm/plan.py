@@ -12,10 +12,10 @@ import numpy as np
 from raymm.errors import MemoryLimitError
 from raymm.grids import CostOf, choose_grid
 from raymm.memory import LANES_PER_THREAD, RATES, TileCost, format_nbytes
-from raymm.operands import Operand, format_shape
+from raymm.operands import INDEX_NBYTES, Operand, format_shape
 from raymm.order import Chained, Fold, compute_dtype, multiplication_order, output_dtype
 from raymm.request import Request, Resources
-from raymm.tiles import Grid, Layout
+from raymm.tiles import Grid, Layout, ceil_div
 
 STORE_SHARE = 0.6
 """Of the object store, for tiles in flight: Ray starts to spill at 80 %."""
@@ -86,8 +86,9 @@ class Plan:
     @property
     def worker_nbytes(self) -> int:
         """Private bytes of one worker."""
-        handed_back = 0 if self.resources.shares_memory or not self.layout.travels else 1
-        return self.cost.worker_nbytes(self.lanes) + handed_back * self.tile_nbytes
+        handed_back = not self.resources.shares_memory and self.layout.travels
+        held = int(handed_back) + int(self.layout.holds_tile)
+        return self.cost.worker_nbytes(self.lanes) + held * self.tile_nbytes
 
     @property
     def tile_nbytes(self) -> int:
@@ -106,7 +107,10 @@ class Plan:
         """One tile of an array, which the driver copies to send it."""
         huge = self.chained.canonical[-1]
         width = min(self.grid.tile_columns + self.grid.halo_columns, self.grid.columns)
-        return 0 if huge.path else huge.shape[0] * width * huge.dtype.itemsize
+        if not huge.is_held:
+            return 0
+        share = ceil_div(huge.nbytes * width, max(1, huge.shape[1]))
+        return share if huge.nonzeros is None else share + (width + 1) * INDEX_NBYTES
 
     @property
     def store_nbytes(self) -> int:
@@ -130,7 +134,7 @@ class Plan:
         total = 0
         for operand in self.chained.canonical[:-1]:
             entries = operand.shape[0] * operand.shape[1]
-            total += operand.nbytes if operand.path else 0
+            total += 0 if operand.is_held else operand.nbytes
             is_copied = operand.dtype != self.compute_dtype or not operand.is_c_ordered
             total += entries * item if is_copied else 0
         return total + sum(group.entries for group in self.groups) * item

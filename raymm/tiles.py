@@ -72,6 +72,8 @@ class Layout:
     """Whether another output of the pass wants the other order: blocks are then long both ways."""
     travels: bool = False
     """Whether blocks pass through the object store when workers are other processes."""
+    holds_tile: bool = False
+    """Whether a worker keeps one whole tile of D in memory until it is finished."""
 
     def position(self, row: int, column: int) -> int:
         """Return where D[row, column] lies in the output, in bytes."""

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -68,6 +68,12 @@ class Receipt:
 class _Loaded:
     job: Job
     kernel: CpuKernel
+
+    @property
+    def finishers(self) -> list[Callable[[Tile], None]]:
+        """What sinks do once all blocks of a tile are there."""
+        found = [getattr(sink, "finish", None) for sink in self.job.sinks]
+        return [finish for finish in found if finish is not None]
 
 
 @dataclass
@@ -170,6 +176,8 @@ class Worker:
         _wait(lanes)
         if current.is_failed:
             raise ExecutionError(f"tile {tile.index} was interrupted")
+        for finish in loaded.finishers:
+            finish(tile)
         receipt = Receipt(
             tile,
             self.name,

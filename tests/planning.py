@@ -17,7 +17,14 @@ def describe(*shapes, dtype=np.float32, path=None):
     """Return operands of these shapes, in C order."""
     dtype = np.dtype(dtype)
     return tuple(
-        Operand("ABCDEFGHIJ"[place], shape, dtype, c_strides(shape, dtype.itemsize), path)
+        Operand(
+            "ABCDEFGHIJ"[place],
+            shape,
+            dtype,
+            c_strides(shape, dtype.itemsize),
+            path,
+            is_held=path is None,
+        )
         for place, shape in enumerate(shapes)
     )
 

@@ -36,6 +36,14 @@ class OutputSpec:
         return self.rows * self.columns * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What ``commit`` returns for an output that is no array: where it can be opened again."""
+
+    path: str
+    """A local path or a URI."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of a tile, as a sink receives it. Its memory is used again after ``write``."""
@@ -44,12 +52,25 @@ class Block:
     bounds: Bounds
     widened: Values
     """The values, (rows, columns), with the halo columns that the layout asked for; runs along the
-    layout's contiguous axis are contiguous."""
+    layout's contiguous axis are contiguous. With `nonzero`, only those columns."""
+    nonzero: NDArray[np.int64] | None = None
+    """Of a product with a sparse huge operand: the columns within `bounds`, numbered as in D, that
+    are not zero throughout; None if all are there."""
 
     @property
+    def compact(self) -> Values:
+        """The values of the columns in `nonzero`."""
+        return self.host if self.nonzero is None else self.widened
+
+    @cached_property
     def host(self) -> Values:
         """The values within `bounds`."""
-        return self.widened[:, : self.bounds.shape[1]]
+        if self.nonzero is None:
+            return self.widened[:, : self.bounds.shape[1]]
+        is_c = self.widened.strides[1] <= self.widened.strides[0]
+        values = np.zeros(self.bounds.shape, self.widened.dtype, "C" if is_c else "F")
+        values[:, self.nonzero - self.bounds.column_start] = self.widened
+        return values
 
     @cached_property
     def device(self) -> "torch.Tensor":
@@ -79,12 +100,15 @@ class Sink(Protocol):
        idempotent): returns None, or a `Piece` that the driver must receive.
        A sink in memory may also have ``target(bounds)`` (worker, before a block is multiplied): the
        memory where it wants that block; the block that ``write`` receives may then lie there.
+       A sink that keeps a tile until it is whole also has ``finish(tile)`` (worker, once all blocks
+       of the tile were written; at least once for each tile: idempotent).
     4. ``detach(sync)`` (worker, once, after its last block): lets go; with `sync` what was written
        is durable.
     5. ``receive(piece)`` (driver).
     6. ``view()`` (driver, every tile has its receipt): D as written, in canonical orientation (a
        memory map for a file), for verification; None for a sink that does not hold D.
-    7. ``commit()`` (driver, once, every tile has its receipt): returns what the user gets; or
+    7. ``commit()`` (driver, once, every tile has its receipt): returns what the user gets, or
+       `Stored` for what is to be opened again; or
        ``abort()`` (driver, in every other case; must not raise).
 
     A sink is pickled after ``open`` and sent to workers that are other processes.

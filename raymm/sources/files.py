@@ -36,7 +36,9 @@ class FileSource:
     @property
     def operand(self) -> Operand:
         """Its description."""
-        return Operand(self.name, self.shape, self.dtype, self.strides, self.path)
+        return Operand(
+            self.name, self.shape, self.dtype, self.strides, self.path, is_held=False
+        )
 
     @property
     def T(self) -> "FileSource":
