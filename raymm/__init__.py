@@ -27,6 +27,7 @@ _HOMES = {
     "WorkerStartError": "raymm.errors",
     "chain": "raymm.product",
     "multi_dot": "raymm.product",
+    "open": "raymm.results:open_result",
     "transpose": "raymm.product",
 }
 
@@ -37,7 +38,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'raymm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    home, _, inside = _HOMES[name].partition(":")
+    value = getattr(importlib.import_module(home), inside or name)
     globals()[name] = value
     return value
 

@@ -1,25 +1,32 @@
 """A product of matrices that has not been computed, and its verbs."""
 
+import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from raymm.arrangement import as_canonical, contracted, part_of, planned
 from raymm.engines.base import Engine
 from raymm.engines.choosing import make_engine
 from raymm.errors import DTypeError, PlanError
 from raymm.events import Callback
+from raymm.indexing import Selected, select_axes
 from raymm.memory import parse_nbytes
 from raymm.order import Chained, arrange
 from raymm.outputs import check_outputs, describe_outputs
 from raymm.plan import Plan, make_plan
 from raymm.progress import as_callback
 from raymm.request import Precision, Request, Resources
-from raymm.run import execute
+from raymm.results import open_stored
+from raymm.run import Pass, execute, mapped_dtype, stream
 from raymm.sinks import Array, Sink, as_sink
-from raymm.sources import Source
+from raymm.sinks.stream import Stream
+from raymm.sources import Source, open_source
+from raymm.tiles import Tile
 from raymm.verification import Findings, check_file
 
 Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -36,6 +43,10 @@ class Chain:
 
     _sources: tuple[Source, ...]
     _chained: Chained
+    _functions: tuple[Callable[[Any], Any], ...] = ()
+
+    # NumPy must not take a chain for a scalar: ``x @ chain`` is ours.
+    __array_ufunc__ = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,13 +56,63 @@ class Chain:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of D unless a verb is given ``dtype=``."""
-        return self._chained.dtype
+        return self._chained.result_dtype
 
     @property
     def T(self) -> "Chain":
         """The transpose, without a copy."""
         turned = tuple(source.T for source in reversed(self._sources))
-        return chain_of(turned)
+        return self._like(turned)
+
+    def map(self, function: Callable[[Any], Any]) -> "Chain":
+        """Return the chain with a function applied to every entry of D, before every output.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a torch tensor (a block of D on the worker's device, any shape, in D's dtype or
+            float32 for half precision) and returns one of the same shape, entry by entry, e.g.
+            ``torch.relu``. It travels to the workers.
+
+        Notes
+        -----
+        D's dtype becomes what `function` makes of it. A mapped product is no product any more: it
+        cannot be verified, nor multiplied further.
+        """
+        mapped = mapped_dtype(function, self.dtype)
+        chained = replace(self._chained, mapped_dtype=mapped)
+        return Chain(self._sources, chained, (*self._functions, function))
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return a part of D; only that part is computed, and only what it needs is read.
+
+        Parameters
+        ----------
+        key : int, slice, array of int, mask, or a tuple of two of them
+            As in NumPy: two arrays pick pairs of row and column.
+
+        Returns
+        -------
+        ndarray or scalar
+            Computed in this process.
+        """
+        return index_product(self, key)
+
+    def __matmul__(self, other: Any) -> NDArray[Any]:
+        """Return ``D @ other``, computed in the cheapest order: D is never formed."""
+        self._check_product("multiplied further")
+        return chain_of((*self._sources, *_factors_of(other, "x"))).compute()
+
+    def __rmatmul__(self, other: Any) -> NDArray[Any]:
+        """Return ``other @ D``, computed in the cheapest order: D is never formed."""
+        self._check_product("multiplied further")
+        return chain_of((*_factors_of(other, "x"), *self._sources)).compute()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return D in memory, so that ``numpy.asarray(chain)`` works."""
+        if copy is False:
+            raise ValueError("a product that has not been computed cannot be had without a copy")
+        return self.compute(dtype=dtype)
 
     def __repr__(self) -> str:
         product = " @ ".join(str(source.operand) for source in self._sources)
@@ -199,6 +260,50 @@ class Chain:
         )
         return self._execute(tuple(map(as_sink, sinks)), request, engine, progress)
 
+    def tiles(
+        self,
+        *,
+        dtype: DTypeLike | None = None,
+        precision: Precision = "strict",
+        engine: str | Engine = "auto",
+        memory_limit: int | str | None = None,
+        tile_columns: int | None = None,
+        max_in_flight: int = 2,
+    ) -> Iterator[tuple[Tile, NDArray[Any]]]:
+        """Yield D tile by tile, in order, computed ahead by a bounded number of tiles.
+
+        Yields
+        ------
+        tile : Tile
+            ``tile.start:tile.stop`` of the huge axis: columns of a wide D, rows of a tall one.
+        block : ndarray
+            That part of D, yours to keep.
+
+        Notes
+        -----
+        Leaving the loop (or dropping the iterator) stops the workers. The parameters are those of
+        `write`.
+        """
+        request = _request(
+            dtype, precision, memory_limit, tile_columns, max_in_flight, False, False
+        )
+        return self._stream(request, engine)
+
+    def _stream(
+        self, request: Request, engine: str | Engine
+    ) -> Iterator[tuple[Tile, NDArray[Any]]]:
+        chosen, plan = self._plan((Stream(),), request, engine)
+        try:
+            with as_callback(False) as notify:
+                work = self._pass(plan, chosen, notify)
+                with contextlib.closing(stream(work)) as tiles:
+                    for tile, block in tiles:
+                        turned = block.T if plan.chained.is_transposed else block
+                        yield tile, turned.reshape(-1) if len(self.shape) < 2 else turned
+        finally:
+            if chosen is not engine:
+                chosen.close()
+
     def verify(self, path: Path, *, precision: Precision = "strict") -> Findings:
         """Check that a `.npy` file is D, however it was made.
 
@@ -220,28 +325,52 @@ class Chain:
         ShapeError, DTypeError, SourceError
             It cannot be D.
         """
-        return check_file(os.fsdecode(path), self._chained, self._canonical(), precision)
+        self._check_product("verified")
+        sources = as_canonical(self._sources, self._chained.is_transposed)
+        return check_file(os.fsdecode(path), self._chained, sources, precision)
 
     def _execute(
         self, sinks: tuple[Sink, ...], request: Request, engine: str | Engine, progress: Progress
     ) -> tuple[Any, ...]:
         check_outputs(sinks, self._sources)
+        if request.verify:
+            self._check_product("verified")
         chosen, plan = self._plan(sinks, request, engine)
         try:
             with as_callback(progress) as notify:
-                return execute(plan, self._canonical(), sinks, chosen, notify)
+                results = execute(self._pass(plan, chosen, notify), sinks)
         finally:
             if chosen is not engine:
                 chosen.close()
+        return tuple(open_stored(each) for each in results)
+
+    def _pass(self, plan: Plan, engine: Engine, notify: Callback) -> Pass:
+        def ready() -> tuple[Source, ...]:
+            sources = contracted(self._sources, plan.request, engine, notify)
+            return as_canonical(sources, plan.chained.is_transposed)
+
+        return Pass(plan, ready, engine, notify, self._functions)
+
+    def _check_product(self, verb: str) -> None:
+        """Raise `PlanError` for what only a product can be."""
+        if self._functions:
+            raise PlanError(f"a chain with map() cannot be {verb}: it is no product any more")
+
+    def _like(self, sources: tuple[Source, ...]) -> "Chain":
+        """Return the product of other operands with the same functions applied."""
+        made = chain_of(sources)
+        chained = replace(made._chained, mapped_dtype=self._chained.mapped_dtype)
+        return Chain(sources, chained, self._functions)
 
     def _plan(
         self, sinks: tuple[Sink, ...], request: Request, engine: str | Engine
     ) -> tuple[Engine, Plan]:
-        chained = self._chained
+        chained, notes = planned(self._chained, request.memory_limit)
         target = describe_outputs(sinks, chained, request)
 
         def plan_for(resources: Resources, reason: str) -> Plan:
-            return make_plan(chained, target, request, resources, reason)
+            plan = make_plan(chained, target, request, resources, reason)
+            return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
 
         chosen, reason = make_engine(
             engine, lambda each: plan_for(each.resources(), "").predicted_seconds
@@ -253,21 +382,60 @@ class Chain:
                 chosen.close()
             raise
 
-    def _canonical(self) -> tuple[Source, ...]:
-        """Return the sources as the plan sees them: matrices, the huge one last."""
-        sources = list(self._sources)
-        if len(sources[0].operand.shape) == 1:
-            sources[0] = sources[0].as_row()
-        if len(sources[-1].operand.shape) == 1:
-            sources[-1] = sources[-1].as_column()
-        if self._chained.is_transposed:
-            return tuple(source.T for source in reversed(sources))
-        return tuple(sources)
-
 
 def chain_of(sources: tuple[Source, ...]) -> Chain:
     """Return the product of opened operands."""
     return Chain(sources, arrange(tuple(source.operand for source in sources)))
+
+
+def index_product(chain: Chain, key: Any) -> Any:
+    """Return ``D[key]``; see `Chain.__getitem__`."""
+    axes = select_axes(key, chain.shape)
+    vectors = [len(each.operand.shape) == 1 for each in (chain._sources[0], chain._sources[-1])]
+    given = list(axes)
+    rows = Selected(slice(None)) if vectors[0] else given.pop(0)
+    columns = Selected(slice(None)) if vectors[1] else given.pop(0)
+    if rows.is_array and columns.is_array:
+        return _index_pairs(chain, rows, columns)
+    part = chain._like(part_of(chain._sources, rows.wanted, columns.wanted))
+    values = part.compute(engine="local")
+    shape: tuple[int, ...] = ()
+    for length, axis, is_vector in zip(values.shape, (rows, columns), vectors, strict=True):
+        if not is_vector and not axis.is_scalar:
+            shape += axis.shape if axis.is_array else (length,)
+    return values.reshape(shape)[()]
+
+
+PAIRS = 256
+"""Pairs of row and column computed at a time, as the square that holds them."""
+
+
+def _index_pairs(chain: Chain, rows: Selected, columns: Selected) -> NDArray[Any]:
+    """Return the entries at pairs of row and column, like NumPy's advanced indexing."""
+    try:
+        pairs = np.broadcast_arrays(*(each.index.reshape(each.shape) for each in (rows, columns)))
+    except ValueError as error:
+        raise IndexError(
+            f"index arrays of shapes {rows.shape} and {columns.shape} do not fit together: "
+            "use D[rows][:, columns] for all combinations"
+        ) from error
+    row, column = (each.reshape(-1) for each in pairs)
+    values = np.empty(row.shape, chain.dtype)
+    order = np.argsort(column, kind="stable")
+    for start in range(0, len(order), PAIRS):
+        chosen = order[start : start + PAIRS]
+        row_index, row_place = np.unique(row[chosen], return_inverse=True)
+        column_index, column_place = np.unique(column[chosen], return_inverse=True)
+        part = chain._like(part_of(chain._sources, row_index, column_index))
+        values[chosen] = part.compute(engine="local")[row_place, column_place]
+    return values.reshape(pairs[0].shape)
+
+
+def _factors_of(value: Any, name: str) -> tuple[Source, ...]:
+    if isinstance(value, Chain):
+        value._check_product("multiplied further")
+        return value._sources
+    return (open_source(value, name),)
 
 
 def _request(  # noqa: PLR0913  the common keywords

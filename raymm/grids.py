@@ -44,11 +44,14 @@ class CostOf:
     output_itemsize: int
     is_converted: bool
     is_mixed: bool = False
+    is_mapped: bool = False
 
     def __call__(self, grid: Grid) -> TileCost:
         """Return what a worker holds for a tile of this grid."""
         sizes = self.source_itemsize, self.compute_itemsize, self.output_itemsize
-        return tile_cost(grid, self.group_shapes, sizes, self.is_converted, self.is_mixed)
+        return tile_cost(
+            grid, self.group_shapes, sizes, self.is_converted, self.is_mixed, self.is_mapped
+        )
 
 
 def choose_grid(

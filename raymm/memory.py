@@ -92,6 +92,7 @@ def tile_cost(
     itemsizes: tuple[int, int, int],
     is_converted: bool,
     is_mixed: bool = False,
+    is_mapped: bool = False,
 ) -> TileCost:
     """Return what a worker holds for one tile.
 
@@ -106,6 +107,9 @@ def tile_cost(
         Whether a tile is held twice: as read, and as the arithmetic needs it.
     is_mixed : bool
         Whether another output of the pass turns each block into its own order, in a copy.
+    is_mapped : bool
+        Whether functions are applied to each block: they hold what they were given, in 8 bytes a
+        value at most, and what they make of it.
     """
     source_itemsize, compute_itemsize, output_itemsize = itemsizes
     inner_length = group_shapes[-1][1]
@@ -121,7 +125,9 @@ def tile_cost(
     block = entries * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
     if is_mixed:
         block += entries * output_itemsize
-    if compute_itemsize != output_itemsize:
+    if is_mapped:
+        block += entries * (compute_itemsize + 2 * 8)
+    elif compute_itemsize != output_itemsize:
         block += entries * compute_itemsize
     if max(columns for _, columns in group_shapes) > LONG_INNER:
         block += entries * 2 * 8

@@ -53,7 +53,14 @@ class Chained:
     shape: tuple[int, ...]
     """D's shape as the user sees it: axes of vector operands are gone."""
     dtype: np.dtype[Any]
-    """D's dtype before `dtype=`."""
+    """The product's dtype."""
+    mapped_dtype: np.dtype[Any] | None = None
+    """What functions applied to the product make of it; None without any."""
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        """D's dtype before `dtype=`."""
+        return self.mapped_dtype or self.dtype
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -91,6 +98,31 @@ def arrange(operands: tuple[Operand, ...]) -> Chained:
     if is_transposed:
         matrices = [matrix.T for matrix in reversed(matrices)]
     return Chained(operands, tuple(matrices), is_transposed, shape, dtype)
+
+
+INNER_NBYTES = 2**26
+"""Neighbours that share an inner axis are tiled along it when both together are larger ..."""
+
+
+def huge_inner(operands: tuple[Operand, ...], memory_limit: int | None = None) -> int | None:
+    """Return the place of the left one of two neighbours whose shared axis is the huge one.
+
+    That is so if this axis is longer than every other and the two do not fit into memory as a
+    matter of course: their product is then summed tile by tile, and neither is held.
+    """
+    if len(operands) < 2:
+        return None
+    inner = [left.shape[-1] for left in operands[:-1]]
+    longest = max(range(len(inner)), key=inner.__getitem__)
+    lengths = [length for operand in operands for length in operand.shape]
+    left, right = operands[longest], operands[longest + 1]
+    # Strictly longer than what is left of the two: contracting always makes a chain smaller.
+    outer = max([*left.shape[:-1], *right.shape[1:]], default=0)
+    if inner[longest] < max(lengths) or inner[longest] <= outer:
+        return None
+    nbytes = left.nbytes + right.nbytes
+    is_large = nbytes > min(INNER_NBYTES, memory_limit or INNER_NBYTES)
+    return longest if is_large else None
 
 
 def _as_matrix(vector: Operand, row: bool) -> Operand:
@@ -146,6 +178,8 @@ def output_dtype(dtype: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype
     if wanted is None:
         return dtype
     families = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+    if wanted == dtype:
+        return dtype
     if wanted.kind not in "uifc" or families[wanted.kind] < families[dtype.kind]:
         raise DTypeError(
             f"the result is {dtype} and dtype={wanted} was asked for: "

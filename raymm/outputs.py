@@ -14,7 +14,7 @@ from raymm.sources.base import Source
 
 def describe_outputs(sinks: tuple[Sink, ...], chained: Chained, request: Request) -> Target:
     """Describe the outputs to the plan."""
-    dtype = output_dtype(chained.dtype, request.dtype)
+    dtype = output_dtype(chained.result_dtype, request.dtype)
     spec = OutputSpec(chained.rows, chained.columns, chained.is_transposed, chained.shape, dtype)
     path = next((path for sink in sinks if (path := getattr(sink, "path", None))), None)
     layouts = [sink.layout(spec) for sink in sinks]

@@ -306,8 +306,9 @@ def make_plan(
 ) -> Plan:
     """Plan a chain for one output; raises for what can never run."""
     groups = multiplication_order(chained.shapes)
-    dtype = output_dtype(chained.dtype, request.dtype)
-    computed = compute_dtype(chained.dtype, dtype, request.precision)
+    dtype = output_dtype(chained.result_dtype, request.dtype)
+    widest = dtype if chained.mapped_dtype is None else chained.dtype
+    computed = compute_dtype(chained.dtype, widest, request.precision)
     cost_of = CostOf(
         tuple(group.shape for group in groups),
         chained.canonical[-1].dtype.itemsize,
@@ -315,6 +316,7 @@ def make_plan(
         dtype.itemsize,
         _is_converted(chained.canonical[-1], computed, request),
         target.layout.is_mixed,
+        chained.mapped_dtype is not None,
     )
     layout = target.layout
     flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)

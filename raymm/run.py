@@ -3,15 +3,16 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raymm.engines.base import Call, Engine, Outcome
+from raymm.errors import PlanError
 from raymm.events import (
     Callback,
     Event,
@@ -25,13 +26,15 @@ from raymm.events import (
 )
 from raymm.kernels import blas, exact
 from raymm.kernels.buffers import Buffer
-from raymm.kernels.cpu import Arithmetic
+from raymm.kernels.cpu import Arithmetic, apply_functions
 from raymm.kernels.fold import fold
 from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 from raymm.order import Fold
 from raymm.plan import Plan
-from raymm.sinks.base import OutputSpec, Sink
+from raymm.sinks.base import OutputSpec, Piece, Sink
+from raymm.sinks.stream import Stream
 from raymm.sources.base import Source
+from raymm.tiles import Grid, Tile
 from raymm.verification import check_product
 from raymm.worker import Job, factor_key
 
@@ -44,6 +47,19 @@ class Prepared:
 
     factors: tuple[Values, ...]
     arithmetic: Arithmetic
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a plan's tiles: what it reads, where it runs, who is told."""
+
+    plan: Plan
+    sources: Callable[[], tuple[Source, ...]]
+    """Opens the canonical operands, the huge one last; may compute some of them."""
+    engine: Engine
+    notify: Callback
+    functions: tuple[Callable[[Any], Any], ...] = ()
+    """Applied to each block before any sink."""
 
 
 def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
@@ -113,19 +129,14 @@ def _largest_value(plan: Plan, huge: Source) -> int:
     return largest
 
 
-def execute(
-    plan: Plan,
-    sources: tuple[Source, ...],
-    sinks: tuple[Sink, ...],
-    engine: Engine,
-    notify: Callback,
-) -> tuple[Any, ...]:
+def execute(work: Pass, sinks: tuple[Sink, ...]) -> tuple[Any, ...]:
     """Carry out a plan; return what each sink's ``commit`` returns.
 
     Everything that can fail without a worker fails before the engine starts: outputs and their
     space, then operands and exactness. An error or an interrupt aborts all outputs.
     """
     begin = time.perf_counter()
+    plan, engine, notify = work.plan, work.engine, work.notify
     plan.check_memory()
     spec = output_spec(plan)
     totals = _Totals(notify)
@@ -133,9 +144,11 @@ def execute(
         for sink in sinks:
             opened.callback(sink.abort)  # first: an interrupt may come in the middle of open()
             sink.open(spec, plan.request.overwrite)
-        prepared = prepare(plan, sources)
-        notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
-        _run_tiles(plan, prepared, sources[-1], sinks, engine, totals)
+        sources = work.sources()
+        with contextlib.closing(_run_tiles(work, sources, sinks, iter(plan.grid), totals)) as run:
+            for outcome in run:
+                _receive(outcome, sinks)
+                totals.add(plan, outcome)
         computed = time.perf_counter()
         residual = _verify(plan, sources, sinks, notify) if plan.request.verify else None
         verify_seconds = time.perf_counter() - computed if plan.request.verify else 0.0
@@ -165,30 +178,92 @@ def output_spec(plan: Plan) -> OutputSpec:
     )
 
 
+def stream(work: Pass) -> Generator[tuple[Tile, Values], None, None]:
+    """Yield each tile and its part of D, in canonical orientation, in order.
+
+    A tile is handed out only when it is near the next one to be yielded: what waits for its turn
+    is bounded. Closing the generator stops the workers.
+    """
+    plan = work.plan
+    plan.check_memory()
+    sink, totals = Stream(), _Totals(work.notify)
+    most = plan.request.max_in_flight * max(1, plan.resources.workers)
+    window = _Window(plan.grid, 2 * most)
+    waiting: dict[int, tuple[Tile, Values]] = {}
+    with contextlib.closing(_run_tiles(work, work.sources(), (sink,), window, totals)) as run:
+        for outcome in run:
+            tile = outcome.receipt.tile
+            waiting[tile.index] = tile, _assemble(plan, tile, list(outcome.pieces))
+            del outcome
+            while window.next_wanted in waiting:
+                ready = waiting.pop(window.next_wanted)
+                window.next_wanted += 1
+                yield ready
+                del ready
+
+
+class _Window(Iterator[Tile]):
+    """The tiles up to a distance from the next one wanted; later it goes on."""
+
+    def __init__(self, grid: Grid, distance: int) -> None:
+        self._grid, self._distance = grid, distance
+        self._place = self.next_wanted = 0
+
+    def __next__(self) -> Tile:
+        if self._place >= min(len(self._grid), self.next_wanted + self._distance):
+            raise StopIteration
+        self._place += 1
+        return self._grid[self._place - 1]
+
+
+def _assemble(plan: Plan, tile: Tile, pieces: list[Piece]) -> Values:
+    """Return a tile's part of D from its blocks."""
+    if len(pieces) == 1:
+        return pieces[0].values
+    part = np.empty((plan.grid.rows, tile.width), plan.dtype, plan.layout.order)
+    for piece in pieces:
+        where = piece.bounds
+        columns = slice(where.column_start - tile.start, where.column_stop - tile.start)
+        part[where.row_start : where.row_stop, columns] = piece.values
+    return part
+
+
 def _run_tiles(
-    plan: Plan,
-    prepared: Prepared,
-    huge: Source,
+    work: Pass,
+    sources: tuple[Source, ...],
     sinks: tuple[Sink, ...],
-    engine: Engine,
+    tiles: Iterator[Tile],
     totals: "_Totals",
-) -> None:
-    """Send every tile through the engine; afterwards all workers have let go of the sinks."""
-    job, factors = _make_job(plan, prepared, sinks)
+) -> Generator[Outcome, None, None]:
+    """Send tiles through the engine; afterwards all workers have let go of the sinks."""
+    plan, engine, huge = work.plan, work.engine, sources[-1]
+    prepared = prepare(plan, sources)
+    work.notify(RunStarted(plan.tiles, plan.output_nbytes, engine.name))
+    job, factors = _make_job(work, prepared, sinks)
     engine.open(plan.store_nbytes)
     depth = engine.depth(plan.request.max_in_flight, plan.store_tile_nbytes)
-    calls: Iterator[Call] = ((tile, huge) for tile in plan.grid)
-    outcomes = engine.run(job, factors, calls, depth, totals)
-    with contextlib.closing(outcomes):
-        for outcome in outcomes:
-            _receive(outcome, sinks)
-            totals.add(plan, outcome)
+    calls = _Calls(tiles, huge)
+    yield from engine.run(job, factors, calls, depth, totals)
+
+
+class _Calls(Iterator[Call]):
+    """Tiles with what they read; like `_Window` it may end and go on later."""
+
+    def __init__(self, tiles: Iterator[Tile], huge: Source) -> None:
+        self._tiles, self._huge = tiles, huge
+
+    def __next__(self) -> Call:
+        return next(self._tiles), self._huge
 
 
 def _make_job(
-    plan: Plan, prepared: Prepared, sinks: tuple[Sink, ...]
+    work: Pass, prepared: Prepared, sinks: tuple[Sink, ...]
 ) -> tuple[Job, dict[str, Values]]:
     """Return what workers must know, and the resident factors by their content keys."""
+    plan, arithmetic = work.plan, prepared.arithmetic
+    if work.functions:
+        product = plan.chained.dtype if plan.chained.dtype.kind in "iu" else None
+        arithmetic = replace(arithmetic, functions=work.functions, product_dtype=product)
     spec = output_spec(plan)
     keys = tuple(map(factor_key, prepared.factors))
     travelling = sum(sink.layout(spec).travels for sink in sinks)
@@ -197,7 +272,7 @@ def _make_job(
         keys,
         plan.grid,
         plan.layout,
-        prepared.arithmetic,
+        arithmetic,
         sinks,
         travelling,
         plan.lanes,
@@ -271,3 +346,22 @@ class _Totals:
             verify_seconds,
             residual,
         )
+
+
+def mapped_dtype(function: Callable[[Any], Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that a function makes of values of `dtype`, by trying it on one zero.
+
+    Raises
+    ------
+    PlanError
+        It is not callable, fails, or returns something else than a tensor of the same shape.
+    """
+    if not callable(function):
+        raise PlanError(f"map() needs a function of a torch tensor, not {function!r}")
+    try:
+        block = np.zeros((1, 1), dtype)
+        return apply_functions(block, Arithmetic(dtype, dtype, functions=(function,))).dtype
+    except Exception as error:
+        raise PlanError(
+            f"the function given to map() fails on a block of one zero of {dtype}: {error}"
+        ) from error

@@ -16,9 +16,11 @@ from raymm.errors import ExecutionError, WorkerStartError
 from raymm.kernels import blas
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane
+from raymm.kernels.inner import inner_product
 from raymm.memory import LANES_PER_THREAD
 from raymm.sinks.base import Block, Piece, Sink
 from raymm.sources.base import Source
+from raymm.sources.pairs import Pair
 from raymm.tiles import Bounds, Grid, Layout, Tile
 
 Values: TypeAlias = NDArray[Any]
@@ -39,6 +41,9 @@ class Job:
     """How many of the sinks have their blocks handed back by workers in other processes."""
     lanes: int
     """Blocks under way at a time."""
+    is_inner: bool = False
+    """Whether tiles are runs of an inner axis: their sources are pairs, and each gives its share
+    of the sum as one piece."""
 
     def target(self, bounds: Bounds) -> Values | None:
         """Return memory in which a block is wanted, if there is one sink and it has some."""
@@ -120,7 +125,7 @@ class Worker:
         self._current: _TileRun | None = None
         # Touching fresh memory costs as much as writing it out: buffers outlive their job.
         self._lanes: list[Lane] = []
-        self._staging = Buffer()
+        self._staging, self._second_staging = Buffer(), Buffer()
 
     @property
     def device(self) -> str:
@@ -138,7 +143,7 @@ class Worker:
         if missing:
             raise WorkerStartError(f"{self.name} was not given the factors {', '.join(missing)}")
         resident = tuple(self._factors[key] for key in job.factor_keys)
-        kernel = CpuKernel(resident, job.arithmetic, job.layout)
+        kernel = CpuKernel(resident, job.arithmetic, job.layout)  # of an inner axis: no factors
         with contextlib.ExitStack() as attached:
             for sink in job.sinks:
                 sink.attach()
@@ -153,7 +158,7 @@ class Worker:
         self._lanes += [Lane() for _ in range(job.lanes - len(self._lanes))]
         self._jobs[job.id] = _Loaded(job, kernel)
 
-    def run(self, job_id: str, tile: Tile, source: Source) -> tuple[Receipt, list[Piece]]:
+    def run(self, job_id: str, tile: Tile, source: Source | Pair) -> tuple[Receipt, list[Piece]]:
         """Multiply a tile and hand its blocks to the sinks.
 
         Returns
@@ -164,6 +169,8 @@ class Worker:
         """
         begin = time.perf_counter()
         loaded = self._jobs[job_id]
+        if isinstance(source, Pair):
+            return self._run_inner(loaded.job, tile, source, begin)
         self._current = current = _TileRun(job_id, loaded.job.grid.blocks(tile))
         values = source.read(tile.start, loaded.job.read_stop(tile), self._staging)
         read = time.perf_counter() - begin
@@ -188,6 +195,22 @@ class Worker:
             tuple(place for place, _ in current.pieces),
         )
         return receipt, [piece for _, piece in current.pieces]
+
+    def _run_inner(
+        self, job: Job, tile: Tile, source: Pair, begin: float
+    ) -> tuple[Receipt, list[Piece]]:
+        """Multiply a run of an inner axis; its share of the sum is handed back."""
+        left = source.left.read(tile.start, tile.stop, self._staging)
+        right = source.right.read(tile.start, tile.stop, self._second_staging)
+        read = time.perf_counter() - begin
+        arithmetic = job.arithmetic
+        total = inner_product(
+            left, right, arithmetic.compute_dtype, arithmetic.rounds_to_bfloat16, self._map
+        )
+        bounds = Bounds(0, total.shape[0], 0, total.shape[1])
+        seconds = time.perf_counter() - begin
+        receipt = Receipt(tile, self.name, seconds, read, seconds - read, 0.0, (0,))
+        return receipt, [Piece(bounds, total)]
 
     def interrupt(self, job_id: str | None = None) -> None:
         """End the tile under way after its current blocks, if it is of that job; it raises then."""

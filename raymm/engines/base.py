@@ -16,10 +16,11 @@ from raymm.events import Callback, TileRetried, WorkerLost, WorkerReady
 from raymm.request import Resources
 from raymm.sinks.base import Piece
 from raymm.sources.base import Source
+from raymm.sources.pairs import Pair
 from raymm.tiles import Tile
 from raymm.worker import Job, Receipt
 
-Call: TypeAlias = tuple[Tile, Source]
+Call: TypeAlias = tuple[Tile, Source | Pair]
 Handle: TypeAlias = Hashable
 """One call under way."""
 WorkerId: TypeAlias = str

@@ -3,13 +3,14 @@
 Shapes: M rows of D, K inner dimension, N columns of one tile or panel.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymm.errors import ResultOverflowError
+from raymm.errors import ExecutionError, ResultOverflowError
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.fold import Mapper, accumulate, fold, round_to_bfloat16
 from raymm.tiles import Bounds, Layout
@@ -29,6 +30,10 @@ class Arithmetic:
     rounds_to_bfloat16: bool = False
     is_checked: bool = False
     """Whether a value that `output_dtype` cannot hold is an error (``dtype=`` was given)."""
+    functions: tuple[Callable[[Any], Any], ...] = ()
+    """Applied to each block as a torch tensor, one after another ..."""
+    product_dtype: np.dtype[Any] | None = None
+    """... in this dtype: that of the product, which may be multiplied in another one."""
 
 
 class Lane:
@@ -92,6 +97,8 @@ class CpuKernel:
         """Return a block in D's dtype: itself, or narrowed into the lane's output buffer."""
         if not self._is_narrowed:
             return product_MN
+        if self.arithmetic.functions:
+            product_MN = apply_functions(product_MN, self.arithmetic)
         block = self._array(bounds, lane.output, self.arithmetic.output_dtype)
         block_MN = block if self.layout.order == "C" else block.T
         narrow(product_MN, block_MN, self.arithmetic.is_checked)
@@ -100,12 +107,16 @@ class CpuKernel:
     def _can_fill(self, target: Array) -> bool:
         """Whether BLAS can write its result there."""
         inner, outer = target.strides[:: -1 if self.layout.order == "C" else 1]
+        if self.arithmetic.functions:
+            return False
         fits = inner == target.itemsize and outer >= 0 and outer % target.itemsize == 0
         return fits and target.dtype == self.arithmetic.compute_dtype
 
     @property
     def _is_narrowed(self) -> bool:
-        return self.arithmetic.compute_dtype != self.arithmetic.output_dtype
+        arithmetic = self.arithmetic
+        is_other = arithmetic.compute_dtype != arithmetic.output_dtype
+        return is_other or bool(arithmetic.functions)
 
     def _array(self, bounds: Bounds, buffer: Buffer, dtype: np.dtype[Any] | None = None) -> Array:
         """Return an array for a block with its runs contiguous and congruent with the output."""
@@ -134,6 +145,24 @@ class CpuKernel:
         if rounds:
             round_to_bfloat16(staged)
         return staged.T if is_tall else staged
+
+
+def apply_functions(product: Array, arithmetic: Arithmetic) -> Array:
+    """Return what the functions make of a product, of the same shape."""
+    import torch  # noqa: PLC0415  only loaded for a chain that is mapped
+
+    dtype = arithmetic.product_dtype or product.dtype
+    values = torch.from_numpy(product if product.dtype == dtype else product.astype(dtype))
+    for function in arithmetic.functions:
+        values = function(values)
+        if not isinstance(values, torch.Tensor) or values.shape != product.shape:
+            found = tuple(getattr(values, "shape", ())) or type(values).__qualname__
+            raise ExecutionError(
+                f"the function given to map() made {found} of a block of shape {product.shape}: "
+                "it must return a tensor of the same shape"
+            )
+    values = values.detach()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def narrow(product: Array, block: Array, is_checked: bool) -> None:

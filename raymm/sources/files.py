@@ -36,9 +36,7 @@ class FileSource:
     @property
     def operand(self) -> Operand:
         """Its description."""
-        return Operand(
-            self.name, self.shape, self.dtype, self.strides, self.path, is_held=False
-        )
+        return Operand(self.name, self.shape, self.dtype, self.strides, self.path, is_held=False)
 
     @property
     def T(self) -> "FileSource":
