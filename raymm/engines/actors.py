@@ -24,7 +24,6 @@ from raymm.engines.remote import CONTROL, WorkerActor
 from raymm.errors import ExecutionError, PlanError, WorkerStartError
 from raymm.kernels.threads import count_cores, count_threads
 from raymm.request import Resources, check_count
-from raymm.sources.memory import ArraySource
 from raymm.tiles import Tile, ceil_div
 from raymm.worker import Job, Receipt
 
@@ -264,10 +263,10 @@ class RayEngine(Engine):
     def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
         tile, source = call
         sent: Any = source
-        if isinstance(source, ArraySource):
+        if source.operand.is_held:
             if tile.index not in self._sources:
                 piece = source.cut(tile.start, job.read_stop(tile))
-                self._sources[tile.index] = cluster.put(piece, piece.array.nbytes)
+                self._sources[tile.index] = cluster.put(piece, piece.operand.nbytes)
             sent = self._sources[tile.index]
         count = job.travelling * sum(1 for _ in job.grid.blocks(tile)) if job.travelling else 0
         method = self._actors[worker].run.options(num_returns=1 + count, name=f"raymm:{tile.index}")
