@@ -8,11 +8,13 @@ from raymm.contraction import contract
 from raymm.engines.base import Engine
 from raymm.events import Callback
 from raymm.indexing import Wanted
+from raymm.kernels.sparse import identity
 from raymm.operands import Operand, result_dtype
 from raymm.order import Chained, arrange, huge_inner
 from raymm.request import Request
 from raymm.sources import Source
 from raymm.sources.selection import select
+from raymm.sources.sparse import held
 
 Sources = tuple[Source, ...]
 
@@ -84,8 +86,11 @@ def contracted(sources: Sources, request: Request, engine: Engine, notify: Callb
         product = contract(left, right, request, engine, notify)
         sources = (*sources[:place], product, *sources[place + 2 :])
         if len(sources) == 1:
-            identity = np.eye(product.operand.shape[0], dtype=product.operand.dtype)
-            sources = (replace(product, array=identity, name="I"), product)
+            # Its zeros are structural: what is not finite must not spread.
+            sources = (
+                held(identity(product.operand.shape[0], product.operand.dtype), "I"),
+                product,
+            )
 
 
 def _describe(left: Operand, right: Operand) -> Operand:

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raymm.arrangement import as_canonical, contracted, part_of, planned
+from raymm.engines import choosing
 from raymm.engines.base import Engine
-from raymm.engines.choosing import make_engine
+from raymm.engines.choosing import check_keeps, make_engine
 from raymm.errors import DTypeError, PlanError
 from raymm.events import Callback
+from raymm.fingerprints import describe_operand
 from raymm.indexing import Selected, select_axes
 from raymm.memory import parse_nbytes
 from raymm.order import Chained, arrange
@@ -23,6 +25,7 @@ from raymm.progress import as_callback
 from raymm.request import Precision, Request, Resources
 from raymm.results import open_stored
 from raymm.run import Pass, execute, mapped_dtype, stream
+from raymm.sharded import open_placed
 from raymm.sinks import Array, Sink, as_sink
 from raymm.sinks.stream import Stream
 from raymm.sources import Source, open_source
@@ -342,14 +345,19 @@ class Chain:
         finally:
             if chosen is not engine:
                 chosen.close()
-        return tuple(open_stored(each) for each in results)
+        again, is_open = self._pass(plan, chosen, lambda _event: None), chosen is engine
+        return tuple(open_placed(open_stored(each), again, is_open) for each in results)
 
     def _pass(self, plan: Plan, engine: Engine, notify: Callback) -> Pass:
         def ready() -> tuple[Source, ...]:
             sources = contracted(self._sources, plan.request, engine, notify)
             return as_canonical(sources, plan.chained.is_transposed)
 
-        return Pass(plan, ready, engine, notify, self._functions)
+        def provenance() -> dict[str, Any]:
+            operands = [describe_operand(source) for source in self._sources]
+            return {"precision": plan.request.precision, "operands": operands}
+
+        return Pass(plan, ready, engine, notify, self._functions, provenance)
 
     def _check_product(self, verb: str) -> None:
         """Raise `PlanError` for what only a product can be."""
@@ -372,10 +380,13 @@ class Chain:
             plan = make_plan(chained, target, request, resources, reason)
             return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
 
+        was_up = choosing.is_ray_up()
         chosen, reason = make_engine(
             engine, lambda each: plan_for(each.resources(), "").predicted_seconds
         )
         try:
+            if target.layout.stays:
+                check_keeps(target.layout.stays, chosen, chosen is engine, was_up)
             return chosen, plan_for(chosen.resources(), reason)
         except BaseException:
             if chosen is not engine:

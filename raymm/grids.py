@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 from raymm.errors import MemoryLimitError
-from raymm.memory import TileCost, format_nbytes, tile_cost
+from raymm.memory import TileCost, format_nbytes, is_entrywise, tile_cost
+from raymm.operands import INDEX_NBYTES
 from raymm.order import Chained
 from raymm.request import Request
 from raymm.tiles import PAGE_NBYTES, Grid, Layout, ceil_div, round_up
@@ -45,12 +46,28 @@ class CostOf:
     is_converted: bool
     is_mixed: bool = False
     is_mapped: bool = False
+    entries: float | None = None
+    """Of a column of a sparse huge operand, on average."""
+
+    @property
+    def staged_column_nbytes(self) -> int:
+        """One column of the huge operand as it is staged, in bytes."""
+        inner = self.group_shapes[-1][1]
+        if is_entrywise(inner, self.entries):
+            return math.ceil(max(1, self.entries or 0) * (self.source_itemsize + INDEX_NBYTES))
+        return max(1, inner * self.source_itemsize)
 
     def __call__(self, grid: Grid) -> TileCost:
         """Return what a worker holds for a tile of this grid."""
         sizes = self.source_itemsize, self.compute_itemsize, self.output_itemsize
         return tile_cost(
-            grid, self.group_shapes, sizes, self.is_converted, self.is_mixed, self.is_mapped
+            grid,
+            self.group_shapes,
+            sizes,
+            self.is_converted,
+            self.is_mixed,
+            self.is_mapped,
+            self.entries,
         )
 
 
@@ -87,7 +104,7 @@ def _tile_width(
     """Return the width of all tiles but the last, so that a tile is worth a call."""
     itemsize = cost_of.output_itemsize
     column_nbytes = max(1, rows * itemsize)
-    staged_nbytes = max(1, cost_of.group_shapes[-1][1] * cost_of.source_itemsize)
+    staged_nbytes = cost_of.staged_column_nbytes
     target = TRAVEL_NBYTES if layout.travels or layout.holds_tile else TILE_NBYTES[layout.order]
     width = min(
         target // column_nbytes,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from raymm.errors import PlanError
+from raymm.operands import INDEX_NBYTES
 from raymm.tiles import PAGE_NBYTES, Grid
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -86,13 +87,14 @@ class TileCost:
         return fixed + lanes * self.block_nbytes
 
 
-def tile_cost(
+def tile_cost(  # noqa: PLR0913  what the model knows
     grid: Grid,
     group_shapes: tuple[tuple[int, int], ...],
     itemsizes: tuple[int, int, int],
     is_converted: bool,
     is_mixed: bool = False,
     is_mapped: bool = False,
+    entries: float | None = None,
 ) -> TileCost:
     """Return what a worker holds for one tile.
 
@@ -110,6 +112,9 @@ def tile_cost(
     is_mapped : bool
         Whether functions are applied to each block: they hold what they were given, in 8 bytes a
         value at most, and what they make of it.
+    entries : float, optional
+        Stored entries of a column of a sparse huge operand, on average: blocks are multiplied
+        without empty columns, and then spread.
     """
     source_itemsize, compute_itemsize, output_itemsize = itemsizes
     inner_length = group_shapes[-1][1]
@@ -117,22 +122,54 @@ def tile_cost(
     staged = inner_length * width * source_itemsize
     if is_converted:
         staged += inner_length * width * compute_itemsize
+    resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
+    if is_entrywise(inner_length, entries):
+        held = math.ceil(width * max(1, entries or 0) * (source_itemsize + INDEX_NBYTES))
+        staged = 3 * held + min(staged, GATHERED_NBYTES)
+        resident += group_shapes[-1][0] * inner_length * compute_itemsize  # its transpose
     inner = sum(rows for rows, _ in group_shapes[1:]) * width * compute_itemsize
     rows = min(grid.block_rows, grid.rows)
     columns = min(grid.panel_columns + grid.halo_columns, width)
-    entries = rows * columns
+    values = rows * columns
     # Rows lie as far apart as in the file modulo a page, and the first begins within one.
-    block = entries * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
+    block = values * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
     if is_mixed:
-        block += entries * output_itemsize
+        block += values * output_itemsize
+    if entries is not None:
+        block += values * max(compute_itemsize if is_mapped else 0, output_itemsize)
     if is_mapped:
-        block += entries * (compute_itemsize + 2 * 8)
+        block += values * (compute_itemsize + 2 * 8)
     elif compute_itemsize != output_itemsize:
-        block += entries * compute_itemsize
+        block += values * compute_itemsize
+    if is_entrywise(inner_length, entries):
+        block += 2 * GATHERED_NBYTES
     if max(columns for _, columns in group_shapes) > LONG_INNER:
-        block += entries * 2 * 8
-    resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
+        block += values * 2 * 8
     return TileCost(resident, staged, inner, block)
+
+
+GATHER_COST = 100
+"""An entry of a sparse tile that is multiplied on its own takes as long as so many dense ones."""
+GATHERED_NBYTES = 2**22
+"""Terms of such a product at a time."""
+LARGEST_DENSE_NBYTES = 2**29
+"""Sparse tiles that would be larger dense are multiplied entry by entry however many there are."""
+
+
+def is_gathered(entries: float, rows: int, columns: int) -> bool:
+    """Whether so many entries in a tile's non-empty columns are faster multiplied one by one."""
+    return GATHER_COST * entries < rows * columns
+
+
+def is_entrywise(inner: int, entries: float | None) -> bool:
+    """Whether a plan expects an operand with so many entries a column never to be densified."""
+    return entries is not None and inner > LONG_INNER and is_gathered(max(1, entries), inner, 1)
+
+
+def inner_work(inner: int, entries: float | None) -> int:
+    """Return the length of a dense inner axis that takes as long."""
+    is_short = is_entrywise(inner, entries)
+    return math.ceil(GATHER_COST * max(1, entries or 0)) if is_short else inner
 
 
 LONG_INNER = 4096

@@ -31,6 +31,8 @@ class Operand:
     that are other processes. False for files and for objects in a cluster."""
     nonzeros: int | None = None
     """Stored entries of a sparse operand; None for a dense one."""
+    reading_nbytes: int = 0
+    """What reading holds beside a tile, in bytes: a row group that is decoded."""
 
     @property
     def nbytes(self) -> int:
@@ -38,6 +40,11 @@ class Operand:
         if self.nonzeros is not None:
             return self.nonzeros * (self.dtype.itemsize + INDEX_NBYTES)
         return self.dense_nbytes
+
+    @property
+    def column_entries(self) -> float | None:
+        """Stored entries of a column of a sparse matrix, on average."""
+        return None if self.nonzeros is None else self.nonzeros / max(1, self.shape[-1])
 
     @property
     def dense_nbytes(self) -> int:

@@ -94,7 +94,8 @@ def arrange(operands: tuple[Operand, ...]) -> Chained:
         matrices[-1] = _as_matrix(matrices[-1], row=False)
     else:
         shape += matrices[-1].shape[-1:]
-    is_transposed = matrices[0].shape[0] > matrices[-1].shape[1]
+    # Without columns it stays as it is: no tiles, rather than tiles without rows.
+    is_transposed = matrices[0].shape[0] > matrices[-1].shape[1] > 0
     if is_transposed:
         matrices = [matrix.T for matrix in reversed(matrices)]
     return Chained(operands, tuple(matrices), is_transposed, shape, dtype)

@@ -11,14 +11,15 @@ import numpy as np
 
 from raymm.errors import MemoryLimitError
 from raymm.grids import CostOf, choose_grid
-from raymm.memory import LANES_PER_THREAD, RATES, TileCost, format_nbytes
+from raymm.memory import LANES_PER_THREAD, RATES, TileCost, format_nbytes, inner_work
 from raymm.operands import INDEX_NBYTES, Operand, format_shape
 from raymm.order import Chained, Fold, compute_dtype, multiplication_order, output_dtype
 from raymm.request import Request, Resources
 from raymm.tiles import Grid, Layout, ceil_div
 
-STORE_SHARE = 0.6
-"""Of the object store, for tiles in flight: Ray starts to spill at 80 %."""
+STORE_SHARE, KEPT_SHARE = 0.6, 0.75
+"""Of the object store, for tiles in flight, and with a D that stays: Ray starts to spill at 80 %.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +77,30 @@ class Plan:
     @property
     def flop(self) -> int:
         """Multiplications and additions, folding included."""
-        return sum(group.flop for group in self.groups) + self.flop_per_column * self.grid.columns
+        nonzeros = self.chained.canonical[-1].nonzeros
+        # Empty columns of a sparse operand are left out.
+        columns = self.grid.columns if nonzeros is None else min(self.grid.columns, nonzeros)
+        return sum(group.flop for group in self.groups) + self.flop_per_column * columns
 
     @property
     def flop_per_column(self) -> int:
         """Multiplications and additions for each column of D."""
-        return sum(2 * group.shape[0] * group.shape[1] for group in self.groups)
+        return _flop_per_column(self.groups, self.chained.canonical[-1])
 
     @property
     def worker_nbytes(self) -> int:
         """Private bytes of one worker."""
         handed_back = not self.resources.shares_memory and self.layout.travels
         held = int(handed_back) + int(self.layout.holds_tile)
-        return self.cost.worker_nbytes(self.lanes) + held * self.tile_nbytes
+        working = self.cost.worker_nbytes(self.lanes) + held * self.tile_nbytes
+        working += self.chained.canonical[-1].reading_nbytes
+        return working + (self._kept_nbytes if self.layout.stays == "worker" else 0)
+
+    @property
+    def _kept_nbytes(self) -> int:
+        """The tiles of D that one worker makes, if they stay there; about an equal share."""
+        tiles = ceil_div(self.tiles, max(1, self.resources.workers))
+        return min(self.output_nbytes, tiles * self.tile_nbytes)
 
     @property
     def tile_nbytes(self) -> int:
@@ -118,13 +130,17 @@ class Plan:
         if self.resources.shares_memory:
             return 0
         in_flight = min(self.resources.workers * self.request.max_in_flight, self.tiles)
-        return self.store_tile_nbytes * in_flight + self.cost.resident_nbytes
+        kept = self.output_nbytes if self.layout.stays == "store" else 0
+        return self.store_tile_nbytes * in_flight + self.cost.resident_nbytes + kept
 
     @property
     def driver_nbytes(self) -> int:
         """Private bytes of the driver; where workers are threads, theirs as well."""
         held = self.output_nbytes if self.is_resident_output else 0
         working = self.worker_nbytes if self.resources.shares_memory else self._cut_nbytes
+        huge = self.chained.canonical[-1]
+        if huge.nonzeros is not None:  # sorted by columns, if it was not
+            held += huge.nbytes + (huge.shape[1] + 1) * INDEX_NBYTES
         return held + max(self.prepare_nbytes, self.cost.resident_nbytes + working)
 
     @property
@@ -135,6 +151,8 @@ class Plan:
         for operand in self.chained.canonical[:-1]:
             entries = operand.shape[0] * operand.shape[1]
             total += 0 if operand.is_held else operand.nbytes
+            if operand.nonzeros is not None:  # compressed, dense, and where it has entries
+                total += operand.nbytes + entries * (operand.dtype.itemsize + 1)
             is_copied = operand.dtype != self.compute_dtype or not operand.is_c_ordered
             total += entries * item if is_copied else 0
         return total + sum(group.entries for group in self.groups) * item
@@ -196,6 +214,7 @@ class Plan:
                 per_worker,
                 int(self.resources.store_nbytes * STORE_SHARE),
             )
+        self._check_store()
         if self.worker_nbytes > limit:
             raise MemoryLimitError(
                 f"one worker needs {self.worker_nbytes:,} bytes "
@@ -215,6 +234,23 @@ class Plan:
                 limit,
             )
 
+    def _check_store(self) -> None:
+        """Raise `MemoryLimitError` if D is to stay in the object store and does not fit."""
+        if self.layout.stays != "store":
+            return
+        needed = self.store_nbytes
+        room = int(self.resources.store_nbytes * self.resources.nodes * KEPT_SHARE)
+        if needed > room:
+            raise MemoryLimitError(
+                f"D {format_shape(self.chained.shape)} {self.dtype} takes "
+                f"{format_nbytes(self.output_nbytes)} in the object store, "
+                f"{format_nbytes(needed)} with the tiles under way; {format_nbytes(room)} of it "
+                "may be used before Ray spills to disk: write to a file, use Refs(on=\"worker\"), "
+                "or give Ray a larger object_store_memory",
+                needed,
+                room,
+            )
+
     def rows(self) -> list[tuple[str, str]]:
         """Return the lines of the table, label and text."""
         turned = ".T" if self.chained.is_transposed else ""
@@ -228,6 +264,7 @@ class Plan:
             else (f", {format_nbytes(self.free_disk_nbytes)} free")
         )
         where = "in memory" if self.is_resident_output else f"on disk{disk}"
+        where = "in the cluster" if self.layout.stays else where
         seconds = self.seconds
         lines = [
             ("product", f"{' @ '.join(map(str, self.chained.operands))}"),
@@ -317,23 +354,32 @@ def make_plan(
         _is_converted(chained.canonical[-1], computed, request),
         target.layout.is_mixed,
         chained.mapped_dtype is not None,
+        chained.canonical[-1].column_entries,
     )
     layout = target.layout
-    flop_per_column = sum(2 * rows * columns for rows, columns in cost_of.group_shapes)
+    flop_per_column = _flop_per_column(groups, chained.canonical[-1])
     grid = choose_grid(chained, cost_of, layout, request, flop_per_column)
     cost = cost_of(grid)
     return Plan(
         chained, groups, grid, layout, request, resources, reason, target.name, dtype, computed,
         cost, _lanes(cost, request, resources), target.is_resident, target.free_nbytes,
-        _notes(chained, request, resources),
+        _notes(chained, request, resources, layout),
     )  # fmt: skip
 
 
+def _flop_per_column(groups: tuple[Fold, ...], huge: Operand) -> int:
+    """Return the work for one column; few entries in a very long one count as what they take."""
+    *outer, last = [group.shape for group in groups]
+    work = last[0] * inner_work(last[1], huge.column_entries)
+    return 2 * (work + sum(rows * columns for rows, columns in outer))
+
+
 def _is_converted(huge: Operand, computed: np.dtype[Any], request: Request) -> bool:
-    """Whether tiles of the huge operand are not in the dtype of the arithmetic as they are read."""
+    """Whether tiles of the huge operand are not as the arithmetic needs them when they are read."""
     is_exact = computed.kind in "iu"  # multiplied as floats where that is exact
     rounds = request.precision == "bf16"
-    return huge.dtype != computed or is_exact or rounds or huge.bfloat16
+    is_sparse = huge.nonzeros is not None
+    return huge.dtype != computed or is_exact or rounds or huge.bfloat16 or is_sparse
 
 
 def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
@@ -344,7 +390,9 @@ def _lanes(cost: TileCost, request: Request, resources: Resources) -> int:
     return max(1, min(wanted, spare // max(1, cost.block_nbytes)))
 
 
-def _notes(chained: Chained, request: Request, resources: Resources) -> tuple[str, ...]:
+def _notes(
+    chained: Chained, request: Request, resources: Resources, layout: Layout
+) -> tuple[str, ...]:
     notes = []
     if chained.is_transposed:
         notes.append("D is tall: computed as its transpose, tile by tile of its rows")
@@ -357,6 +405,10 @@ def _notes(chained: Chained, request: Request, resources: Resources) -> tuple[st
         notes.append(
             f"the cluster's {resources.gpus} GPUs are not used: this version multiplies on CPUs"
         )
+    if layout.stays == "store":
+        notes.append("D lives as long as this process, and the Ray that holds it, are up")
+    if layout.stays == "worker":
+        notes.append("D lives as long as the engine is open")
     if request.precision in ("bf16", "tf32") and chained.dtype in (np.float64, np.complex128):
         notes.append(f"precision={request.precision!r} concerns float32: {chained.dtype} stays")
     if request.precision == "tf32":

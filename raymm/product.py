@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import DTypeLike
 
@@ -14,15 +14,22 @@ from raymm.sinks import Array
 from raymm.sources import Source, open_source
 
 
-def chain(operands: Sequence[Any]) -> Chain:
+def chain(
+    operands: Sequence[Any], *, column: str | None = None, null: Literal["nan"] | None = None
+) -> Chain:
     """Return the product of matrices, not yet computed.
 
     Parameters
     ----------
-    operands : sequence of array, path, torch tensor or memory map
+    operands : sequence of array, tensor, memory map, table, or path
         At least two matrices of shape (m, j), (j, k), ..., (k, n); the first and last may be
-        vectors (rules: `numpy.linalg.multi_dot`). A path ends in ``.npy``, or ``.npy.T`` for the
-        transpose of the file.
+        vectors (rules: `numpy.linalg.multi_dot`). A path names a ``.npy`` file, a member of a
+        ``.npz`` archive (``c.npz::C``), or Parquet or Arrow files: one, a folder, a glob, a URI.
+        A path may end in ``.T`` for the transpose. A table holds one vector a row.
+    column : str, optional
+        The column of tables in which several could be meant; so does ``c.parquet::name``.
+    null : {None, "nan"}
+        Nulls in tables are refused, or become NaN (columns of floats only).
 
     Returns
     -------
@@ -43,12 +50,15 @@ def chain(operands: Sequence[Any]) -> Chain:
             f"the operands are a {type(operands).__qualname__}: give a list of matrices, "
             "chain([A, B, C])"
         )
-    return chain_of(tuple(open_source(each, _letter(i)) for i, each in enumerate(operands)))
+    sources = (open_source(each, _letter(i), column, null) for i, each in enumerate(operands))
+    return chain_of(tuple(sources))
 
 
 def multi_dot(  # noqa: PLR0913  the common keywords
     operands: Sequence[Any],
     *,
+    column: str | None = None,
+    null: Literal["nan"] | None = None,
     out: Any = None,
     dtype: DTypeLike | None = None,
     precision: Precision = "strict",
@@ -64,7 +74,9 @@ def multi_dot(  # noqa: PLR0913  the common keywords
 
     Parameters
     ----------
-    operands : sequence of array, path, torch tensor or memory map
+    operands : sequence of array, tensor, memory map, table, or path
+    column : str, optional
+    null : {None, "nan"}
         See `chain`.
     out : path, ndarray or Sink, optional
         Where D goes. Default: an array in memory, refused up front if it cannot fit.
@@ -84,7 +96,7 @@ def multi_dot(  # noqa: PLR0913  the common keywords
     >>> multi_dot([np.ones((3, 2)), np.ones((2, 2)), np.ones((2, 5))])[0]
     array([4., 4., 4., 4., 4.])
     """
-    return chain(operands).write(
+    return chain(operands, column=column, null=null).write(
         Array() if out is None else out,
         dtype=dtype,
         precision=precision,
@@ -98,9 +110,14 @@ def multi_dot(  # noqa: PLR0913  the common keywords
     )
 
 
-def transpose(operand: Any) -> Source:
-    """Return the transpose of any operand, without a copy and without reading it."""
-    return open_source(operand, "operand").T
+def transpose(
+    operand: Any, *, column: str | None = None, null: Literal["nan"] | None = None
+) -> Source:
+    """Return the transpose of any operand, without a copy and without reading it.
+
+    The parameters are those of `chain`.
+    """
+    return open_source(operand, "operand", column, null).T
 
 
 def _letter(place: int) -> str:

@@ -50,6 +50,10 @@ class Matrix:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __raymm_source__(self) -> Source:
+        """Return itself as an operand of a further chain: it is read tile by tile."""
+        return self._source
+
     def __repr__(self) -> str:
         return f"<raymm matrix {self._source.operand.name} {format_shape(self.shape)} {self.dtype}>"
 
@@ -67,6 +71,9 @@ class Matrix:
         key : int, slice, array of int, mask, or a tuple of two of them
             Two arrays pick pairs, as in NumPy.
         """
+        if not self.shape:
+            select_axes(key, ())
+            return self._source.load().reshape(())[()]
         if len(self.shape) == 1:
             (axis,) = select_axes(key, self.shape)
             row = Matrix(self._source.as_row())
@@ -101,8 +108,8 @@ def open_result(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> An
     Parameters
     ----------
     path : path or URI
-        A `.npy` file; a Parquet folder or URI, an Arrow file, a Zarr store that raymm wrote (or
-        anybody's table of vectors, as (n, d)).
+        A `.npy` file or a member of a `.npz` archive; a Parquet folder or URI, an Arrow file, a
+        Zarr store that raymm wrote (or anybody's table of vectors, as (n, d)).
 
     Returns
     -------
@@ -111,7 +118,7 @@ def open_result(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> An
         memory map.
     """
     source = open_source(path, os.fsdecode(path))
-    if isinstance(source, FileSource):
+    if isinstance(source, FileSource) and os.fsdecode(path).endswith(".npy"):
         return np.load(source.path, mmap_mode="r")
     return Matrix(source)
 

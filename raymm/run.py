@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,18 +24,22 @@ from raymm.events import (
     WorkerLost,
     WorkerReady,
 )
+from raymm.keeping import Kept
 from raymm.kernels import blas, exact
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic, apply_functions
-from raymm.kernels.fold import fold
+from raymm.kernels.structure import Factor, fold_factors
 from raymm.kernels.threads import count_cores, count_threads, one_blas_thread
 from raymm.order import Fold
 from raymm.plan import Plan
-from raymm.sinks.base import OutputSpec, Piece, Sink
+from raymm.sinks.base import OutputSpec, Piece, Sink, Stored
+from raymm.sinks.refs import Placed
 from raymm.sinks.stream import Stream
 from raymm.sources.base import Source
+from raymm.sources.ray_objects import RaySource, from_blocks
+from raymm.sources.sparse import load_factor
 from raymm.tiles import Grid, Tile
-from raymm.verification import check_product
+from raymm.verification import FAILING, check_file, check_product
 from raymm.worker import Job, factor_key
 
 Values = NDArray[Any]
@@ -45,7 +49,7 @@ Values = NDArray[Any]
 class Prepared:
     """The resident factors of a plan, folded, and the arithmetic their values allow."""
 
-    factors: tuple[Values, ...]
+    factors: tuple[Factor, ...]
     arithmetic: Arithmetic
 
 
@@ -60,6 +64,8 @@ class Pass:
     notify: Callback
     functions: tuple[Callable[[Any], Any], ...] = ()
     """Applied to each block before any sink."""
+    provenance: Callable[[], dict[str, Any]] = dict
+    """What outputs that have metadata say of the run: precision, operands."""
 
 
 def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
@@ -76,25 +82,25 @@ def prepare(plan: Plan, sources: tuple[Source, ...]) -> Prepared:
     DTypeError
         64 bits might not hold an integer result.
     """
-    loaded = [source.load() for source in sources[:-1]]
+    loaded = [load_factor(source) for source in sources[:-1]]
     dtype = plan.compute_dtype
     with (
         one_blas_thread(),
         ThreadPoolExecutor(count_threads(count_cores()), initializer=blas.prepare_thread) as pool,
     ):
         if dtype.kind not in "iu":
-            wide = [np.ascontiguousarray(values, dtype) for values in loaded]
-            multiply = _folder(lambda left, right: fold(left, right, pool.map), wide)
+            wide = [factor.astype(dtype) for factor in loaded]
+            multiply = _folder(lambda left, right: fold_factors(left, right, pool.map), wide)
             rounds = plan.request.precision == "bf16" and dtype == np.float32
             is_checked = plan.request.dtype is not None
             arithmetic = Arithmetic(dtype, plan.dtype, rounds, is_checked)
             return Prepared(tuple(multiply(group) for group in plan.groups), arithmetic)
-        limited = [exact.bounded(values, dtype) for values in loaded]
+        limited = [exact.bounded(factor.values, dtype) for factor in loaded]
         multiply = _folder(lambda left, right: exact.fold_exact(left, right, pool.map), limited)
         groups = tuple(multiply(group) for group in plan.groups)
     chosen = _exact_dtype(plan, groups, sources[-1])
     return Prepared(
-        tuple(group.values for group in groups), Arithmetic(chosen, plan.dtype, False, True)
+        tuple(Factor(group.values) for group in groups), Arithmetic(chosen, plan.dtype, False, True)
     )
 
 
@@ -138,7 +144,7 @@ def execute(work: Pass, sinks: tuple[Sink, ...]) -> tuple[Any, ...]:
     begin = time.perf_counter()
     plan, engine, notify = work.plan, work.engine, work.notify
     plan.check_memory()
-    spec = output_spec(plan)
+    spec = output_spec(plan, work.provenance() if _are_described(sinks) else None)
     totals = _Totals(notify)
     with contextlib.ExitStack() as opened:
         for sink in sinks:
@@ -150,7 +156,7 @@ def execute(work: Pass, sinks: tuple[Sink, ...]) -> tuple[Any, ...]:
                 _receive(outcome, sinks)
                 totals.add(plan, outcome)
         computed = time.perf_counter()
-        residual = _verify(plan, sources, sinks, notify) if plan.request.verify else None
+        residual = _verify(work, sources, sinks) if plan.request.verify else None
         verify_seconds = time.perf_counter() - computed if plan.request.verify else 0.0
         results = tuple(sink.commit() for sink in sinks)
         opened.pop_all()
@@ -159,23 +165,53 @@ def execute(work: Pass, sinks: tuple[Sink, ...]) -> tuple[Any, ...]:
     return results
 
 
+def _are_described(sinks: tuple[Sink, ...]) -> bool:
+    return any(getattr(sink, "has_metadata", False) for sink in sinks)
+
+
 def _verify(
-    plan: Plan, sources: tuple[Source, ...], sinks: tuple[Sink, ...], notify: Callback
+    work: Pass, sources: tuple[Source, ...], sinks: tuple[Sink, ...]
 ) -> float | None:
     """Check every output that holds D, before it appears under its name."""
+    plan, engine, notify = work.plan, work.engine, work.notify
     views = [view for sink in sinks if (view := sink.view()) is not None]
-    precision, is_transposed = plan.request.precision, plan.chained.is_transposed
-    notify(VerificationStarted(sum(view.nbytes for view in views)))
-    residuals = [check_product(view, sources, precision, is_transposed) for view in views]
+    precision, chained = plan.request.precision, plan.chained
+    notify(VerificationStarted(plan.output_nbytes * len(views)))
+    residuals = [
+        check_file(view.path, chained, sources, precision, FAILING).residual
+        if isinstance(view, Stored)
+        else check_product(_readable(view, engine), sources, precision, chained.is_transposed)
+        for view in views
+    ]
     return max(residuals, default=None)
 
 
-def output_spec(plan: Plan) -> OutputSpec:
+def _readable(view: Any, engine: Any) -> Any:
+    """Return D as something that opens as an operand."""
+    return placed_source(view, engine, view.places).T if isinstance(view, Placed) else view
+
+
+def placed_source(placed: Placed, engine: Any, tiles: Iterable[int]) -> RaySource:
+    """Return the columns of some tiles that stay in the cluster, as the rows of an operand."""
+    tiles = sorted(tiles)
+    places = [placed.places[tile] for tile in tiles]
+    refs = [
+        place.ref
+        if placed.on == "store"
+        else Kept(engine.worker(place.worker), place.key, tile)
+        for tile, place in zip(tiles, places, strict=True)
+    ]
+    widths = [placed.grid[tile].width for tile in tiles]
+    return from_blocks(refs, widths, placed.spec.rows, placed.spec.dtype, min(tiles, default=0))
+
+
+def output_spec(plan: Plan, provenance: dict[str, Any] | None = None) -> OutputSpec:
     """Return what sinks must know of a plan's result."""
     chained = plan.chained
-    return OutputSpec(
+    spec = OutputSpec(
         chained.rows, chained.columns, chained.is_transposed, chained.shape, plan.dtype, plan.grid
     )
+    return spec if provenance is None else replace(spec, provenance=provenance)
 
 
 def stream(work: Pass) -> Generator[tuple[Tile, Values], None, None]:
@@ -200,6 +236,15 @@ def stream(work: Pass) -> Generator[tuple[Tile, Values], None, None]:
                 window.next_wanted += 1
                 yield ready
                 del ready
+
+
+def repeat(work: Pass, sink: Sink, tiles: Iterable[Tile]) -> None:
+    """Compute some tiles of a pass again, into an output that is open."""
+    totals = _Totals(work.notify)
+    run = _run_tiles(work, work.sources(), (sink,), iter(tiles), totals)
+    with contextlib.closing(run):
+        for outcome in run:
+            _receive(outcome, (sink,))
 
 
 class _Window(Iterator[Tile]):
@@ -265,7 +310,10 @@ def _make_job(
         product = plan.chained.dtype if plan.chained.dtype.kind in "iu" else None
         arithmetic = replace(arithmetic, functions=work.functions, product_dtype=product)
     spec = output_spec(plan)
-    keys = tuple(map(factor_key, prepared.factors))
+    structures = [factor.structure for factor in prepared.factors]
+    resident = [factor.values for factor in prepared.factors]
+    resident += [structure for structure in structures if structure is not None]
+    keys = tuple(map(factor_key, resident))
     travelling = sum(sink.layout(spec).travels for sink in sinks)
     job = Job(
         uuid.uuid4().hex,
@@ -276,8 +324,10 @@ def _make_job(
         sinks,
         travelling,
         plan.lanes,
+        tuple(structure is not None for structure in structures),
+        staying=sum(sink.layout(spec).stays is not None for sink in sinks),
     )
-    return job, dict(zip(keys, prepared.factors, strict=True))
+    return job, dict(zip(keys, resident, strict=True))
 
 
 def _receive(outcome: Outcome, sinks: tuple[Sink, ...]) -> None:

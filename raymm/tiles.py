@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Order = Literal["C", "F"]
+Stays = Literal["store", "worker"]
+"""Where blocks stay that nobody fetches: the object store, or the memory of the workers."""
 
 PAGE_NBYTES = 4096
 """The alignment of direct input and output, of memory and of a file's data, in bytes."""
@@ -74,6 +76,8 @@ class Layout:
     """Whether blocks pass through the object store when workers are other processes."""
     holds_tile: bool = False
     """Whether a worker keeps one whole tile of D in memory until it is finished."""
+    stays: Stays | None = None
+    """Where whole tiles stay in the cluster, if they do."""
 
     def position(self, row: int, column: int) -> int:
         """Return where D[row, column] lies in the output, in bytes."""

@@ -18,11 +18,13 @@ from raymm.errors import ShapeError, VerificationError
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.reference import SEED, Entries, Reference
 from raymm.kernels.residuals import Sums
+from raymm.kernels.structure import Structure
 from raymm.kernels.threads import one_blas_thread
 from raymm.order import Chained, output_dtype
 from raymm.sources import Source, open_source
 from raymm.sources.blocks import read_blocks
 from raymm.sources.files import FileSource
+from raymm.sources.sparse import load_factor
 
 Values: TypeAlias = NDArray[Any]
 
@@ -39,6 +41,9 @@ SAMPLES, SUSPECTS, STRANGERS = 16, 32, 8
 """Columns compared entry by entry: in any case, if their sums differ, if they hold NaN or Inf."""
 SAMPLE_ENTRIES = 2**19
 """Entries compared at once; of very long columns there are fewer samples."""
+
+
+FAILING = "compute it again; if that repeats, the memory or the disk of a machine is failing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def check_source(
     sources: tuple[Source, ...],
     precision: str,
     is_transposed: bool = False,
-    hint: str = "compute it again; if that repeats, the memory or the disk of a machine is failing",
+    hint: str = FAILING,
 ) -> Findings:
     """Check an output given as a source of canonical shape; see `check_product`.
 
@@ -103,8 +108,9 @@ def check_source(
     operands = tuple(source.operand for source in sources)
     # BLAS threads would compete with the lanes, and OpenBLAS wants one each for its callers.
     with np.errstate(all="ignore"), one_blas_thread():
-        factors = [source.load() for source in sources[:-1]]
-        reference = Reference(operands, factors, output.operand.dtype, precision)
+        loaded = [load_factor(source) for source in sources[:-1]]
+        factors, structures = [each.values for each in loaded], [each.structure for each in loaded]
+        reference = Reference(operands, factors, output.operand.dtype, precision, structures)
         scan = _Scan(_read_once(output), sources[-1], reference)
         scan.run()
         given = [each.T for each in reversed(operands)] if is_transposed else operands
@@ -113,9 +119,13 @@ def check_source(
 
 
 def check_file(
-    path: str, chained: Chained, sources: tuple[Source, ...], precision: str
+    path: str,
+    chained: Chained,
+    sources: tuple[Source, ...],
+    precision: str,
+    hint: str = "check the names and the order of the files, and the precision",
 ) -> Findings:
-    """Check a file in the user's orientation; see `check_product`.
+    """Check a file or table in the user's orientation; see `check_product`.
 
     Raises
     ------
@@ -130,13 +140,12 @@ def check_file(
         output = output.T if chained.is_transposed else output
     else:  # vectors are rows in canonical orientation
         output = output.as_row() if chained.shape else _scalar(output)
-    hint = "check the names and the order of the files, and the precision"
     return check_source(output, sources, precision, chained.is_transposed, hint)
 
 
 def _scalar(output: Source) -> Source:
     """Return the product of two vectors as a matrix of one entry."""
-    return open_source(np.load(output.operand.path or "").reshape(1, 1), "D")
+    return open_source(output.load().reshape(1, 1), "D")
 
 
 def _read_once(output: Source) -> Source:
@@ -152,7 +161,7 @@ def _conclude(
     """Compare entries of the samples and of what the sums reject; raise if one is wrong."""
     seen, residual = scan.seen, scan.seen.residual
     for columns, found, huge in scan.entries():
-        entries = reference.compare(found, huge)
+        entries = reference.compare(found, huge, scan.structure(columns))
         worst = np.unravel_index(int(np.argmax(entries.ratio)), entries.ratio.shape)
         if entries.ratio[worst] > 1:
             place = int(worst[0]), int(columns[worst[1]])
@@ -240,6 +249,13 @@ class _Scan:
             yield np.array(numbers), output, huge
         self.compared += len(self._picks)
         yield self._picks, self._found, self._factor
+
+    def structure(self, numbers: NDArray[np.int64]) -> Structure:
+        """Return where columns of a sparse C have entries."""
+        if self._huge.operand.nonzeros is None:
+            return None
+        reads = [self._huge.read(number, number + 1, Buffer()) for number in numbers.tolist()]
+        return np.hstack([matrix.structure() for matrix in reads])
 
     def _column(self, number: int) -> tuple[Values, Values]:
         """Read one column of D and of C."""

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from raymm.kernels import blas
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.cpu import Arithmetic, CpuKernel, Lane
 from raymm.kernels.inner import inner_product
+from raymm.kernels.staging import Staged
 from raymm.memory import LANES_PER_THREAD
 from raymm.sinks.base import Block, Piece, Sink
 from raymm.sources.base import Source
@@ -32,7 +33,7 @@ class Job:
 
     id: str
     factor_keys: tuple[str, ...]
-    """Content keys of the resident factors, outermost first."""
+    """Content keys of the resident factors, outermost first, then of their structures."""
     grid: Grid
     layout: Layout
     arithmetic: Arithmetic
@@ -41,6 +42,11 @@ class Job:
     """How many of the sinks have their blocks handed back by workers in other processes."""
     lanes: int
     """Blocks under way at a time."""
+    structures: tuple[bool, ...] = ()
+    """For each factor, whether there is an array that says where it has entries; none do if empty.
+    Others' zeros are like any value."""
+    staying: int = 0
+    """How many of the sinks have whole tiles stay in the cluster."""
     is_inner: bool = False
     """Whether tiles are runs of an inner axis: their sources are pairs, and each gives its share
     of the sum as one piece."""
@@ -74,11 +80,11 @@ class _Loaded:
     job: Job
     kernel: CpuKernel
 
-    @property
-    def finishers(self) -> list[Callable[[Tile], None]]:
-        """What sinks do once all blocks of a tile are there."""
+    def finish(self, tile: Tile) -> list[tuple[int, Piece]]:
+        """Tell sinks that all blocks of a tile are there; return the tiles that stay."""
         found = [getattr(sink, "finish", None) for sink in self.job.sinks]
-        return [finish for finish in found if finish is not None]
+        pieces = [finish(tile) if finish is not None else None for finish in found]
+        return [(place, piece) for place, piece in enumerate(pieces) if piece is not None]
 
 
 @dataclass
@@ -142,8 +148,11 @@ class Worker:
         missing = self.missing(job.factor_keys)
         if missing:
             raise WorkerStartError(f"{self.name} was not given the factors {', '.join(missing)}")
-        resident = tuple(self._factors[key] for key in job.factor_keys)
-        kernel = CpuKernel(resident, job.arithmetic, job.layout)  # of an inner axis: no factors
+        resident = [self._factors[key] for key in job.factor_keys]  # of an inner axis: none
+        marks = iter(resident[len(resident) - sum(job.structures) :])
+        structures = tuple(next(marks) if is_there else None for is_there in job.structures)
+        factors_only = tuple(resident[: len(resident) - sum(job.structures)])
+        kernel = CpuKernel(factors_only, job.arithmetic, job.layout, structures)
         with contextlib.ExitStack() as attached:
             for sink in job.sinks:
                 sink.attach()
@@ -183,8 +192,7 @@ class Worker:
         _wait(lanes)
         if current.is_failed:
             raise ExecutionError(f"tile {tile.index} was interrupted")
-        for finish in loaded.finishers:
-            finish(tile)
+        current.pieces += loaded.finish(tile)
         receipt = Receipt(
             tile,
             self.name,
@@ -246,19 +254,15 @@ class Worker:
         return self._pool.map(limited, items)
 
     def _run_lane(
-        self, loaded: _Loaded, tile: Tile, operand: Values, lane: Lane, current: _TileRun
+        self, loaded: _Loaded, tile: Tile, operand: Staged, lane: Lane, current: _TileRun
     ) -> None:
         """Take blocks until there are none left: multiply in a slot, write outside of it."""
-        kernel, job = loaded.kernel, loaded.job
-        halo, columns = job.grid.halo_columns, job.grid.columns
+        job = loaded.job
         try:
             while (bounds := current.next_block()) is not None:
                 with self._slots:
                     begin = time.perf_counter()
-                    widened = bounds.widened(halo, columns)
-                    target = job.target(widened)
-                    product = kernel.multiply(operand, widened, tile.start, lane, target)
-                    block = Block(tile, bounds, kernel.stage_out(product, widened, lane))
+                    block = _multiply(loaded, tile, operand, bounds, lane)
                     multiplied = time.perf_counter()
                 written = [(place, sink.write(block)) for place, sink in enumerate(job.sinks)]
                 pieces = [(place, piece) for place, piece in written if piece is not None]
@@ -266,6 +270,26 @@ class Worker:
         except BaseException:
             current.is_failed = True
             raise
+
+
+def _multiply(loaded: _Loaded, tile: Tile, operand: Staged, bounds: Bounds, lane: Lane) -> Block:
+    """Return a block of D; of a compact tile, its non-zero columns."""
+    kernel, job = loaded.kernel, loaded.job
+    widened = bounds.widened(job.grid.halo_columns, job.grid.columns)
+    _, places = operand.places(widened, tile.start)
+    target = job.target(widened) if places is None else None
+    product = kernel.multiply(operand, widened, tile.start, lane, target)
+    values = kernel.stage_out(product, widened, lane, places)
+    if places is None or job.arithmetic.functions:  # a function may make something of zeros
+        return Block(tile, bounds, values)
+    inside = places[: np.searchsorted(places, bounds.shape[1])]
+    return Block(
+        tile,
+        bounds,
+        values[:, : len(inside)],
+        inside + bounds.column_start,
+        lambda: kernel.spread(values, places, widened, lane),
+    )
 
 
 def _wait(lanes: list[Future[None]]) -> None:

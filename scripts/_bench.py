@@ -3,10 +3,12 @@
 import os
 import platform
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -22,7 +24,7 @@ from threadpoolctl import threadpool_info
 USS_LIMIT_NBYTES = 1_500_000_000
 USS_GROWTH_NBYTES = 100_000_000
 """Change of the peak from the narrowest to the widest run that still counts as none."""
-PACKAGES = ("raymm", "ray", "torch", "numpy", "dask", "psutil", "threadpoolctl")
+PACKAGES = ("raymm", "ray", "torch", "numpy", "dask", "pyarrow", "zarr", "psutil", "threadpoolctl")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Contestant:
     """Whether it leaves D behind, which is then compared with the product."""
     prepare: Callable[[Work], None] = _nothing
     """What is done before the clock starts."""
+    opens: Callable[[Path], Any] = field(default=partial(np.load, mmap_mode="r"))
+    """How the output is opened to be compared."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ def time_once(contestant: Contestant, work: Work, number: int) -> Timing:
         fsync(work.out)
     synced = time.perf_counter()
     if contestant.checks:
-        check_output(work)
+        check_output(work, contestant.opens(work.out))
     return Timing(
         contestant.name,
         contestant.group,
@@ -170,7 +174,7 @@ def time_once(contestant: Contestant, work: Work, number: int) -> Timing:
 def drop_output(work: Work) -> None:
     """Remove the output and what lies beside it, and wait until the disk is idle."""
     for path in work.out.parent.glob(f"{work.out.name}*"):
-        path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.sync()
 
 
@@ -183,7 +187,12 @@ def read_through(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file is on the disk, pages written through a memory map included."""
+    """Wait until a file, or a folder's files, are on the disk, pages of memory maps included."""
+    if path.is_dir():
+        for part in path.rglob("*"):
+            if part.is_file():
+                fsync(part)
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -191,9 +200,8 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_output(work: Work) -> None:
+def check_output(work: Work, d: Any) -> None:
     """Raise `ValueError` unless sampled columns of the output are those of the product."""
-    d = np.load(work.out, mmap_mode="r")
     c = np.load(work.c_path, mmap_mode="r")
     if d.shape != (work.a.shape[0], work.columns):
         raise ValueError(f"{work.out.name} has shape {d.shape}")

@@ -134,6 +134,7 @@ class SinkContract:
             piece = worker.write(Block(tile, bounds, block_of(canonical, bounds, layout)))
             if piece is not None:
                 sink.receive(pickle.loads(pickle.dumps(piece)))
+        finish_tiles(worker, spec)
         worker.detach(sync=True)
 
     @pytest.fixture
@@ -175,7 +176,8 @@ class SinkContract:
     def test_empty_results(self, sink, read_back, shape):
         one = sink(shape, np.float64)
         one.open(self.spec(shape), False)
-        assert one.view() is None or one.view().shape == shape
+        view = one.view()
+        assert not isinstance(view, np.ndarray) or view.shape == shape
         assert read_back(one, one.commit()).shape == shape
 
     def test_view_is_the_product_in_canonical_orientation(self, sink):
@@ -224,8 +226,15 @@ class SinkContract:
             thread.start()
         for thread in threads:
             thread.join()
+        finish_tiles(one, spec)
         one.detach(sync=True)
         np.testing.assert_array_equal(read_back(one, one.commit()), values)
+
+
+def finish_tiles(sink, spec):
+    """Tell a sink that wants to know that each tile is whole."""
+    for tile in spec.grid if hasattr(sink, "finish") else ():
+        sink.finish(tile)
 
 
 def block_of(canonical, bounds, layout):

@@ -2,19 +2,24 @@
 
 import errno
 import os
+import random
 import subprocess
+import time
 from pathlib import Path
 
+import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 import raymm
-from raymm.errors import PlanError, SinkError, SinkExistsError
+from raymm.errors import PlanError, ShapeError, SinkError, SinkExistsError
 from raymm.events import TileFinished
-from raymm.sinks import npy
+from raymm.sinks import arrow_format, groups, npy
 from raymm.tiles import PAGE_NBYTES
 from tests.contracts import names_in
-from tests.doubles import CountingCallback, RaisingEngine, make_spec
+from tests.doubles import CountingCallback, NullSink, RaisingEngine, make_spec
 from tests.measuring import PeakMemory, PidCallback
 
 
@@ -243,3 +248,165 @@ def test_u70_slices_fine_collecting_them_not(engine, tmp_path):
     step = np.spacing(np.abs(exact.astype(np.float16)))
     assert (np.abs(product[rows, columns].astype(np.float32) - exact) <= step).all()
     (tmp_path / "D.npy").unlink()
+
+
+def table_of(path):
+    if path.is_dir():
+        return pa.concat_tables(pq.read_table(part) for part in sorted(path.iterdir()))
+    return pa.ipc.open_file(path).read_all()
+
+
+def values_of(table):
+    flat = table["D"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(table.num_rows, -1)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet", "arrow"])
+def test_u31_zero_length_inner_dimension_in_files(tmp_path, local_engine, suffix):
+    path = tmp_path / f"D.{suffix}"
+    for operands, shape in [
+        ([np.zeros((4, 0)), np.zeros((0, 0)), np.zeros((0, 4))], (4, 4)),
+        ([np.zeros((4, 0)), np.zeros((0, 5)), np.ones((5, 7))], (4, 7)),
+    ]:
+        found = raymm.multi_dot(operands, out=path, overwrite=True, engine=local_engine)
+        np.testing.assert_array_equal(np.asarray(found), np.zeros(shape), strict=True)
+
+
+class TestU32ZeroRowsZeroColumns:
+    rows = (np.zeros((0, 3)), np.eye(3), np.ones((3, 5)))
+    columns = (np.ones((3, 3)), np.eye(3), np.zeros((3, 0)))
+
+    @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+    def test_u32_zero_columns_in_tables(self, tmp_path, local_engine, suffix):
+        path = tmp_path / f"D.{suffix}"
+        found = raymm.multi_dot(self.columns, out=path, engine=local_engine)
+        assert found.shape == (3, 0)
+        table = table_of(path)
+        assert table.num_rows == 0
+        assert table.schema.names == ["index", "D"]
+        assert table.schema.field("index").type == pa.int64()
+        assert table.schema.field("D").type.list_size == 3
+
+    def test_u32_zero_rows_in_arrow(self, tmp_path, local_engine):
+        found = raymm.multi_dot(self.rows, out=tmp_path / "D.arrow", engine=local_engine)
+        assert found.shape == np.asarray(found).shape == (0, 5)
+        table = table_of(tmp_path / "D.arrow")
+        assert table.num_rows == 5
+        assert table.schema.field("D").type.list_size == 0
+
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    def test_u32_zero_rows_in_parquet(self, tmp_path, compression):
+        sink = raymm.Parquet(tmp_path / "D.parquet", compression=compression)
+        with pytest.raises(ShapeError, match="no values"):
+            raymm.multi_dot(self.rows, out=sink, engine=RaisingEngine())
+        assert names_in(tmp_path) == []
+
+
+def test_u42_sizes_from_row_counts(tmp_path, local_engine):
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(100 * 100)), 100)
+    pq.write_table(pa.table({"C": vectors}), tmp_path / "C.parquet")
+    found = raymm.multi_dot(
+        [tmp_path / "C.parquet", np.eye(100)], out=tmp_path / "D.npy", engine=local_engine
+    )
+    assert found.shape == (100, 100)
+    assert b"int64" not in (tmp_path / "D.npy").read_bytes()[:PAGE_NBYTES]
+    np.testing.assert_array_equal(np.load(tmp_path / "D.npy", mmap_mode="r"), np.ones((100, 100)))
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet"])
+def test_u43_arrow_list_offsets_overflow(tmp_path, local_engine, suffix, monkeypatch):
+    monkeypatch.setattr(arrow_format, "MOST_ELEMENTS", 1000)
+    monkeypatch.setattr(groups, "GROUP_NBYTES", 4000)
+    left = np.arange(30.0, dtype=np.float32)[:, None]
+    right = np.arange(200.0, dtype=np.float32)[None, :]
+    path = tmp_path / f"D.{suffix}"
+    raymm.multi_dot([left, right], out=path, engine=local_engine)
+    if suffix == "arrow":
+        reader = pa.ipc.open_file(path)
+        rows = [reader.get_batch(place).num_rows for place in range(reader.num_record_batches)]
+    else:
+        metadata = [pq.read_metadata(part) for part in sorted(path.iterdir())]
+        rows = [
+            each.row_group(place).num_rows
+            for each in metadata
+            for place in range(each.num_row_groups)
+        ]
+    assert max(rows) <= 33
+    table = table_of(path)
+    assert pa.types.is_fixed_size_list(table.schema.field("D").type)
+    np.testing.assert_array_equal(values_of(table), (left @ right).T)
+
+
+def test_u43_chunks_of_a_table_are_never_joined(local_engine, monkeypatch):
+    chunk = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(3000.0)), 30)
+    table = pa.table({"C": pa.chunked_array([chunk] * 20)})
+    for name in ("combine_chunks", "concat_arrays", "concat_tables"):
+        if hasattr(pa, name):
+            monkeypatch.setattr(pa, name, None)
+    before = pa.total_allocated_bytes()
+    found = raymm.multi_dot([table, np.eye(30)], engine=local_engine)
+    assert pa.total_allocated_bytes() - before < 3000 * 8 * 20
+    np.testing.assert_array_equal(found, np.tile(np.arange(3000.0).reshape(100, 30), (20, 1)))
+
+
+def test_u61_an_address_is_a_parquet_dataset(local_engine):
+    found = raymm.multi_dot([np.eye(2), np.ones((2, 3))], out="memory://u61", engine=local_engine)
+    np.testing.assert_array_equal(np.asarray(found), np.ones((2, 3)))
+    filesystem = fsspec.filesystem("memory")
+    assert [path for path in filesystem.find("/u61") if path.endswith(".parquet")]
+    filesystem.rm("/u61", recursive=True)
+
+
+class Straggling(NullSink):
+    """Makes blocks end out of order."""
+
+    def write(self, block):
+        time.sleep(random.random() * 0.002)
+
+
+@pytest.mark.ray
+def test_u62_unaligned_parallel_writes_lose_nothing(tmp_path, ray_engine):
+    rng = np.random.default_rng(62)
+    left = rng.integers(-8, 8, (8, 6)).astype(np.float32)
+    right = rng.integers(-8, 8, (6, 512)).astype(np.float32)
+    expected = left @ right
+    for _ in range(20):
+        sinks = [tmp_path / f"D.{suffix}" for suffix in ("npy", "parquet", "arrow", "zarr")]
+        found = raymm.chain([left, right]).run(
+            *sinks, Straggling(), tile_columns=110, overwrite=True, engine=ray_engine
+        )
+        for each in found[:4]:
+            np.testing.assert_array_equal(np.asarray(each), expected)
+        for path in sinks[1:3]:
+            table = table_of(path)
+            np.testing.assert_array_equal(table["index"].to_numpy(), np.arange(512))
+    # No two tiles share a file, a row group or a record batch.
+    assert [pq.read_metadata(part).num_rows for part in sorted(sinks[1].iterdir())] == [
+        110, 110, 110, 110, 72,
+    ]  # fmt: skip
+    reader = pa.ipc.open_file(sinks[2])
+    assert reader.num_record_batches == 5
+
+
+@pytest.mark.parametrize("compression", [None, "none"])
+def test_u67_oversized_row_groups(tmp_path, local_engine, compression):
+    left = np.arange(3000, dtype=np.float32)[:, None]
+    right = np.arange(20_000, dtype=np.float32)[None, :]
+    path = tmp_path / "D.parquet"
+    sink = raymm.Parquet(path, compression=compression)
+    raymm.multi_dot([left, right], out=sink, engine=local_engine)
+    seen = 0
+    for part in sorted(path.iterdir()):
+        file = pq.ParquetFile(part)
+        for place in range(file.num_row_groups):
+            group = file.metadata.row_group(place)
+            assert group.total_byte_size <= 2**27
+            assert all(group.column(each).total_uncompressed_size < 2**31 for each in range(2))
+            table = file.read_row_group(place)
+            values = values_of(table)
+            columns = np.arange(seen, seen + len(values), dtype=np.float32)
+            np.testing.assert_array_equal(values, columns[:, None] * left[:, 0])
+            seen += len(values)
+        file.close()
+        part.unlink()
+    assert seen == 20_000

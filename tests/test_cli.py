@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -26,10 +28,11 @@ REQUEST = {
     "--order", "--dtype", "--precision", "--engine", "--num-workers", "--address",
     "--memory-limit", "--tile-columns", "--max-in-flight",
 }  # fmt: skip
+TABLES = {"--column", "--null"}
 OPTIONS = {
-    "plan": {"--out", "--json"} | REQUEST,
-    "run": {"--out", "--overwrite", "--verify", "--progress", "--json"} | REQUEST,
-    "verify": {"--precision", "--json"},
+    "plan": {"--out", "--json"} | TABLES | REQUEST,
+    "run": {"--out", "--overwrite", "--verify", "--progress", "--json"} | TABLES | REQUEST,
+    "verify": {"--precision", "--json"} | TABLES,
     "info": {"--json"},
     "demo": {"--full", "--columns", "--folder", "--keep", "--engine", "--progress", "--json"},
 }
@@ -117,7 +120,7 @@ def test_an_existing_output_is_kept_unless_told(factors):
         (["run", "A.npy", "--out", "D.npy"], "at least 2 operands"),
         (["run", "A.npy", "C.npy", "--out", "D.npy"], "A.npy (30, 7) @ C.npy (5, 400): 7 != 5"),
         (["run", "A.npy", "X.npy", "--out", "D.npy"], "X.npy"),
-        (["run", *OPERANDS, "--out", "D.bin"], ".npy is the one supported"),
+        (["run", *OPERANDS, "--out", "D.bin"], "the suffix chooses"),
         (["run", *OPERANDS, "--out", "s3://bucket/D.npy"], "s3"),
         (["run", *OPERANDS, "--out", "none/D.npy"], "does not exist"),
         (["run", *OPERANDS, "--out", "A.npy", "--overwrite"], "would overwrite the operand"),
@@ -385,6 +388,22 @@ def test_python_m(repository):
         env=repository, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert found.stdout == f"raymm, version {raymm.__version__}\n"
+
+
+def test_tables_as_operands(factors, tmp_path):
+    left, middle, right = factors
+    vectors = pa.array(right.T.tolist(), pa.list_(pa.float32()))
+    table = pa.table({"id": np.arange(right.shape[1]), "C": vectors, "other": vectors})
+    pq.write_table(table, "C.parquet", row_group_size=100)
+    np.savez("factors.npz", A=left, B=middle)
+    operands = ("factors.npz::A", "factors.npz::B", "C.parquet.T")
+    result = call("run", *operands, "--column", "C", "--out", "D.npy", *SMALL, "--verify")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert_product(np.load("D.npy"), factors)
+    result = call("plan", *operands, "--out", "E.npy", "--engine", "local")
+    assert result.exit_code == 2
+    assert "'C', 'other'" in result.stderr
+    assert call("plan", *operands[:2], "C.parquet::other.T", "--engine", "local").exit_code == 0
 
 
 @pytest.mark.parametrize("command", OPTIONS)

@@ -50,10 +50,32 @@ def test_example_main_job(tmp_path):
     assert (tmp_path / "D.npy").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tables", ["(40000, 20) float32", "read by pyarrow:", "gram: (20, 20)"]),
+        ("sparse", ["5,000 entries", "the same: True"]),
+        ("lazy", ["(300, 50000) float32", "found", "smallest after relu: 0.0"]),
+    ],
+)
+def test_example_runs(name, says, tmp_path):
+    printed = run(["-W", "error", ROOT / "examples" / f"{name}.py"], tmp_path)
+    for words in says:
+        assert words in printed
+
+
 @pytest.mark.ray
 def test_example_shared_engine(tmp_path):
     printed = run([ROOT / "examples" / "shared_engine.py"], tmp_path)
     assert printed.count("limited by") == 3
+
+
+@pytest.mark.ray
+def test_example_ray_objects(tmp_path):
+    printed = run([ROOT / "examples" / "ray_objects.py"], tmp_path)
+    assert "(300, 40000) float32" in printed
+    assert "D @ x:" in printed
+    assert "smallest of |D|:" in printed
 
 
 def test_benchmark_runs_at_toy_size(tmp_path):
@@ -61,3 +83,12 @@ def test_benchmark_runs_at_toy_size(tmp_path):
     run([script, "--toy", "--folder", tmp_path, "--json", "bench.json"], tmp_path)
     figures = json.loads((tmp_path / "bench.json").read_text())
     assert figures
+
+
+def test_benchmark_of_sources_runs_at_toy_size(tmp_path):
+    script = ROOT / "scripts" / "bench_io.py"
+    arguments = ["--toy", "--only", "sources", "--folder", tmp_path, "--json", "bench.json"]
+    run([script, *arguments], tmp_path)
+    figures = json.loads((tmp_path / "bench.json").read_text())
+    assert {row["source"] for row in figures["sources"]} >= {"npy", "npz", "parquet", "arrow"}
+    assert all(row["ok"] for row in figures["sources"])

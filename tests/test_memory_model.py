@@ -1,15 +1,19 @@
 """What a run takes is at most what its plan says."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import raymm
 from tests.measuring import PeakMemory
+from tests.tables import lists
 
 SLACK_NBYTES = 24_000_000
 """Not part of the model: huge pages (up to 2 MB at the end of each buffer), what BLAS holds for
 each thread, threads, Python's own allocations."""
 
+TABLE = pa.schema({"v": pa.list_(pa.float32())})
 CASES = {
     "C order": (np.float32, {}, "C"),
     "F order": (np.float32, {}, "F"),
@@ -42,6 +46,26 @@ def test_measured_is_at_most_projected(engine, tmp_path, case):
         chain.write(out, engine=engine, **options)
     assert memory.growth <= plan.driver_nbytes + SLACK_NBYTES
     assert plan.driver_nbytes <= options.get("memory_limit", 2**40) * 1.1
+
+
+@pytest.mark.parametrize("group_rows", [20_000, 200_000])
+def test_measured_is_at_most_projected_of_a_table(engine, tmp_path, group_rows):
+    """Its row groups are decoded in batches; those that are large are not even read at once."""
+    rng = np.random.default_rng(0)
+    with pq.ParquetWriter(tmp_path / "C.parquet", TABLE, use_dictionary=False) as file:
+        for _ in range(200_000 // group_rows):
+            values = rng.integers(-3, 4, (group_rows, 200)).astype(np.float32)
+            file.write_table(pa.table({"v": lists(values)}, TABLE))
+    del values
+    left = rng.integers(-3, 4, (300, 200)).astype(np.float32)
+    chain = raymm.chain([left, f"{tmp_path / 'C.parquet'}.T"])
+    out = raymm.Npy(tmp_path / "D.npy")
+    plan = chain.plan(out, engine=engine)
+    pa.default_memory_pool().release_unused()
+    with PeakMemory() as memory:
+        chain.write(out, engine=engine)
+    assert memory.growth <= plan.driver_nbytes + SLACK_NBYTES
+    assert plan.driver_nbytes < 200_000_000
 
 
 def test_a_result_in_memory_is_there_once(engine):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -67,8 +67,9 @@ class Commands(click.Group):
 def main() -> None:
     """Multiply a chain of matrices, one of which may be far larger than memory.
 
-    Operands are .npy files; A.npy.T is the transpose of A.npy. The result is written tile by tile
-    and appears under its name when it is complete.
+    Operands are .npy files, members of .npz archives (c.npz::C), Parquet and Arrow tables (files,
+    folders, globs, addresses such as s3://bucket/C; one vector a row); A.npy.T is the transpose of
+    A.npy. The result is written tile by tile and appears under its name when it is complete.
 
     Example: raymm run A.npy B.npy C.npy --out D.npy
     """
@@ -76,11 +77,13 @@ def main() -> None:
 
 @main.command()
 @options.operands
-@click.option("--out", help="Where D would go, ending in .npy. Without it: into memory.")
+@click.option("--out", help="Where D would go, see run. Without it: into memory.")
 @options.request
 @options.as_json
 def plan(  # noqa: PLR0913  one parameter for each option
     operands: tuple[str, ...],
+    column: str | None,
+    null: Literal["nan"] | None,
     out: str | None,
     order: Any,
     dtype: np.dtype[Any] | None,
@@ -100,7 +103,7 @@ def plan(  # noqa: PLR0913  one parameter for each option
     Example: raymm plan A.npy B.npy C.npy --out D.npy
     """
     with _open_engine(engine, num_workers, address) as chosen:
-        made = chain(operands).plan(
+        made = chain(operands, column=column, null=null).plan(
             None if out is None else _sink(out, order),
             dtype=dtype,
             precision=precision,
@@ -117,7 +120,11 @@ def plan(  # noqa: PLR0913  one parameter for each option
 @main.command()
 @options.operands
 @click.option(
-    "--out", "outs", required=True, multiple=True, help="Where D goes, ending in .npy. Repeatable."
+    "--out",
+    "outs",
+    required=True,
+    multiple=True,
+    help="Where D goes: .npy, .parquet, .arrow, .zarr, or an address like s3://bucket/D. Repeatable.",
 )
 @options.request
 @click.option("--overwrite", is_flag=True, help="Replace D once the new one is complete.")
@@ -128,6 +135,8 @@ def plan(  # noqa: PLR0913  one parameter for each option
 def run(  # noqa: PLR0913  one parameter for each option
     listener: Listener,
     operands: tuple[str, ...],
+    column: str | None,
+    null: Literal["nan"] | None,
     outs: tuple[str, ...],
     order: Any,
     dtype: np.dtype[Any] | None,
@@ -147,7 +156,7 @@ def run(  # noqa: PLR0913  one parameter for each option
 
     Example: raymm run A.npy B.npy C.npy --out D.npy --verify
     """
-    product, sinks = chain(operands), [_sink(out, order) for out in outs]
+    product, sinks = chain(operands, column=column, null=null), [_sink(out, order) for out in outs]
     listener.outputs = outs
     with _open_engine(engine, num_workers, address) as chosen, listener.showing(progress):
         product.run(
@@ -170,7 +179,14 @@ def run(  # noqa: PLR0913  one parameter for each option
 @options.operands
 @options.precision
 @options.as_json
-def verify(output: str, operands: tuple[str, ...], precision: Precision, as_json: bool) -> None:
+def verify(
+    output: str,
+    operands: tuple[str, ...],
+    column: str | None,
+    null: Literal["nan"] | None,
+    precision: Precision,
+    as_json: bool,
+) -> None:
     """Check that the file D.npy is the product of the others.
 
     All of it is compared by weighted sums of its columns (Freivalds), some columns entry by entry.
@@ -178,7 +194,7 @@ def verify(output: str, operands: tuple[str, ...], precision: Precision, as_json
 
     Example: raymm verify D.npy A.npy B.npy C.npy
     """
-    findings = chain(operands).verify(output, precision=precision)
+    findings = chain(operands, column=column, null=null).verify(output, precision=precision)
     if as_json:
         show({"output": output, **asdict(findings)})
         return

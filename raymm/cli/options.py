@@ -32,7 +32,15 @@ def engine(default: str) -> Decorator:
     )
 
 
-operands = click.argument("operands", nargs=-1, required=True, metavar="A.npy B.npy ...")
+_OPERANDS = (
+    click.argument("operands", nargs=-1, required=True, metavar="A.npy B.npy ..."),
+    click.option(
+        "--column", help="Column of tables in which several could be meant; also C.parquet::name."
+    ),
+    click.option(
+        "--null", type=click.Choice(["nan"]), help="Nulls of tables become NaN; else: refused."
+    ),
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 progress = click.option(
     "--progress/--no-progress", default=True, help="Draw a bar if stderr is a terminal."
@@ -76,8 +84,17 @@ _REQUEST = (
 )
 
 
+def operands(command: Command) -> Command:
+    """Add the operands, and the options that say how to read them."""
+    return _with(_OPERANDS, command)
+
+
 def request(command: Command) -> Command:
     """Add the options that say how to carry out a product."""
-    for option in reversed(_REQUEST):
-        command = option(command)
+    return _with(_REQUEST, command)
+
+
+def _with(decorators: tuple[Decorator, ...], command: Command) -> Command:
+    for decorator in reversed(decorators):
+        command = decorator(command)
     return command

@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import psutil
@@ -20,11 +21,12 @@ from raymm.engines.base import (
     WorkerId,
 )
 from raymm.engines.cluster import LOST, OBJECT_LOST, RAY, RAY_GONE, STORE_SHARE
-from raymm.engines.remote import CONTROL, WorkerActor
+from raymm.engines.remote import CONTROL, KEPT, WorkerActor
 from raymm.errors import ExecutionError, PlanError, WorkerStartError
 from raymm.kernels.threads import count_cores, count_threads
 from raymm.request import Resources, check_count
-from raymm.tiles import Tile, ceil_div
+from raymm.sinks.base import Piece
+from raymm.tiles import Bounds, Tile, ceil_div
 from raymm.worker import Job, Receipt
 
 Actor: TypeAlias = Any
@@ -62,6 +64,7 @@ class RayEngine(Engine):
     """
 
     name = "ray"
+    keeps_blocks = True
 
     def __init__(
         self,
@@ -91,6 +94,8 @@ class RayEngine(Engine):
         self._sources: dict[int, Ref] = {}
         """Tiles put into the object store and not finished, by index."""
         self._pieces: dict[Ref, list[Ref]] = {}
+        self._kept: dict[Ref, list[Piece]] = {}
+        """Tiles that stay in the cluster, by the call that makes them."""
         self._flight: dict[Ref, WorkerId] = {}
         self._loading: dict[Ref, tuple[WorkerId, tuple[str, ...]]] = {}
         self._loaded: set[WorkerId] = set()
@@ -98,6 +103,7 @@ class RayEngine(Engine):
         self._job_id = ""
         self._count = 0
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._forgotten: list[str] = []
 
     def resources(self) -> Resources:
         """Return what the workers will have.
@@ -134,6 +140,7 @@ class RayEngine(Engine):
                     raise
             while len(self._actors) < resources.workers:
                 self._start(resources.threads)
+            self.forget()
 
     def depth(self, max_in_flight: int, tile_nbytes: int) -> int:
         """Keep tiles in flight within a share of the object store."""
@@ -142,6 +149,26 @@ class RayEngine(Engine):
         resources = self.resources()
         budget = int(resources.store_nbytes * STORE_SHARE)
         return max(1, min(max_in_flight, budget // (tile_nbytes * resources.workers)))
+
+    def worker(self, worker: WorkerId) -> Actor | None:
+        """Return a worker's handle; None if it is gone."""
+        return self._actors.get(worker)
+
+    def forget_later(self, keys: set[str]) -> None:
+        """Have workers let go of matrices' blocks at the next occasion; safe in a finalizer."""
+        self._forgotten.extend(keys)
+
+    def forget(self, keys: Iterable[str] = ()) -> None:
+        """Have workers let go of matrices' blocks, and of those that were to be forgotten later."""
+        forgotten = [*keys, *self._forgotten]
+        self._forgotten.clear()
+        for actor in self._actors.values() if forgotten else ():
+            actor.drop.remote(forgotten)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are workers."""
+        return bool(self._actors) and ray.is_initialized()
 
     def close(self) -> None:
         """End the workers, and Ray if this engine started it."""
@@ -205,7 +232,7 @@ class RayEngine(Engine):
         name = f"worker-{self._count}"
         self._count += 1
         largest = max((node["CPU"] for node in cluster.usable_nodes()), default=1)
-        actor_class = RAY.remote(concurrency_groups={CONTROL: 1})(WorkerActor).options(
+        actor_class = RAY.remote(concurrency_groups={CONTROL: 1, KEPT: 1})(WorkerActor).options(
             num_cpus=max(1, min(threads, int(largest))),
             num_gpus=0,
             max_restarts=0,
@@ -223,6 +250,7 @@ class RayEngine(Engine):
     def _forget_actors(self) -> None:
         for kept in (self._actors, self._held, self._factors, self._sources, self._pieces):
             kept.clear()
+        self._kept.clear()
         self._flight.clear()
         self._loading.clear()
         if self._finalizer is not None:
@@ -262,18 +290,21 @@ class RayEngine(Engine):
 
     def _submit(self, worker: WorkerId, job: Job, call: Call) -> Handle:
         tile, source = call
-        sent: Any = source
+        sent: Any = None if source.operand.is_held else source.cut(tile.start, job.read_stop(tile))
         if source.operand.is_held:
             if tile.index not in self._sources:
                 piece = source.cut(tile.start, job.read_stop(tile))
                 self._sources[tile.index] = cluster.put(piece, piece.operand.nbytes)
             sent = self._sources[tile.index]
         count = job.travelling * sum(1 for _ in job.grid.blocks(tile)) if job.travelling else 0
-        method = self._actors[worker].run.options(num_returns=1 + count, name=f"raymm:{tile.index}")
-        receipt, *pieces = _as_list(method.remote(job.id, tile, sent, count))
+        returned = 1 + count + job.staying
+        method = self._actors[worker].run.options(num_returns=returned, name=f"raymm:{tile.index}")
+        receipt, *pieces = _as_list(method.remote(job.id, tile, sent, count, job.staying))
         self._flight[receipt] = worker
         if pieces:
-            self._pieces[receipt] = pieces
+            self._pieces[receipt] = pieces[:count]
+            whole = Bounds(0, job.grid.rows, tile.start, tile.stop)
+            self._kept[receipt] = [Piece(whole, ref, worker) for ref in pieces[count:]]
         handle: Handle = receipt
         return handle
 
@@ -285,13 +316,13 @@ class RayEngine(Engine):
         return list(ended)
 
     def _result(self, handle: Handle) -> Any:
-        pieces = self._pieces.pop(handle, [])
+        pieces, kept = self._pieces.pop(handle, []), self._kept.pop(handle, [])
         self._flight.pop(handle, None)
         loading = self._loading.pop(handle, None)
         try:
             result = RAY.get(handle)
             if isinstance(result, Receipt):
-                return Outcome(result, RAY.get(pieces))
+                return Outcome(result, [*RAY.get(pieces), *kept])
         except LOST as error:
             # An object can be lost and its worker live; all else (a killed process, a lost node)
             # means that the worker is gone.
@@ -324,6 +355,7 @@ class RayEngine(Engine):
         """
         self._sources.clear()
         self._pieces.clear()
+        self._kept.clear()
         if not handles or not ray.is_initialized():
             return
         tiles = [handle for handle in handles if handle in self._flight]

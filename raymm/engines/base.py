@@ -60,6 +60,8 @@ class Engine(ABC):
     """
 
     name: str
+    keeps_blocks = False
+    """Whether tiles of D can stay where its workers are."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -8,6 +8,7 @@ from typing import Any
 from raymm.engines.base import Engine
 from raymm.engines.local import LocalEngine
 from raymm.errors import PlanError
+from raymm.tiles import Stays
 
 RAY_SECONDS = 20.0
 """Predicted run from which Ray's start-up is noise, and a dead worker costs a tile, not the run."""
@@ -39,6 +40,31 @@ def make_engine(engine: Any, predicted_seconds: Callable[[Engine], float]) -> tu
     if seconds > RAY_SECONDS:
         return _ray_engine(), f"predicted {seconds:.0f} s are over {RAY_SECONDS:.0f} s"
     return local, f"predicted {seconds:.2g} s are not worth starting Ray"
+
+
+def check_keeps(stays: Stays, engine: Engine, is_given: bool, was_up: bool) -> None:
+    """Raise `PlanError` if nothing would hold D after the run.
+
+    Parameters
+    ----------
+    stays : {"store", "worker"}
+    engine : Engine
+        Where the tiles are made.
+    is_given : bool
+        Whether it is the caller's, and stays open.
+    was_up : bool
+        Whether the caller had Ray up before.
+    """
+    if not engine.keeps_blocks or not (is_given or was_up):
+        raise PlanError(
+            "Refs() needs a cluster that is there after the run: give engine=raymm.RayEngine(...) "
+            "and use the result while it is open, or start or join Ray first (ray.init())"
+        )
+    if stays == "worker" and not is_given:
+        raise PlanError(
+            'Refs(on="worker") needs workers that are there after the run: give '
+            "engine=raymm.RayEngine(...) and use the result while it is open"
+        )
 
 
 def is_ray_up() -> bool:

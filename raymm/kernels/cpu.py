@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from raymm.errors import ExecutionError, ResultOverflowError
 from raymm.kernels.buffers import Buffer
-from raymm.kernels.fold import Mapper, accumulate, fold, round_to_bfloat16
+from raymm.kernels.fold import Mapper, accumulate
+from raymm.kernels.gather import multiply_gathered
+from raymm.kernels.sparse import Index, SparseMatrix
+from raymm.kernels.staging import Stage, Staged
+from raymm.kernels.structure import (
+    Structure,
+    is_plain,
+    multiply_structured,
+)
 from raymm.tiles import Bounds, Layout
 
 Array: TypeAlias = NDArray[Any]
@@ -40,7 +48,7 @@ class Lane:
     """The buffers of one block under way."""
 
     def __init__(self) -> None:
-        self.output, self.scratch = Buffer(), Buffer()
+        self.output, self.scratch, self.spread = Buffer(), Buffer(), Buffer()
 
 
 class CpuKernel:
@@ -50,27 +58,25 @@ class CpuKernel:
     where these are kept apart; see `raymm.memory.tile_cost`.
     """
 
-    def __init__(self, factors: tuple[Array, ...], arithmetic: Arithmetic, layout: Layout) -> None:
+    def __init__(
+        self,
+        factors: tuple[Array, ...],
+        arithmetic: Arithmetic,
+        layout: Layout,
+        structures: tuple[Structure, ...] = (),
+    ) -> None:
         self.arithmetic, self.layout = arithmetic, layout
-        # Private, writable and in the dtype of the arithmetic: resident from here on.
-        self._factors = tuple(
-            np.array(factor, arithmetic.compute_dtype, order="C") for factor in factors
+        self._stage = Stage(
+            factors, structures, arithmetic.compute_dtype, arithmetic.rounds_to_bfloat16
         )
-        if arithmetic.rounds_to_bfloat16:
-            for factor in self._factors:
-                round_to_bfloat16(factor)
-        self._staged = Buffer()
 
-    def stage_in(self, tile_KN: Array, run: Mapper) -> Array:
+    def stage_in(self, tile_KN: Array | SparseMatrix, run: Mapper) -> Staged:
         """Return the tile times all factors but the outermost, in memory that BLAS takes."""
-        operand_KN = self._convert(tile_KN)
-        for factor in reversed(self._factors[1:]):
-            operand_KN = fold(factor, operand_KN, run)
-        return operand_KN
+        return self._stage.stage_in(tile_KN, run)
 
     def multiply(
         self,
-        operand_KN: Array,
+        operand: Staged,
         bounds: Bounds,
         start: int,
         lane: Lane,
@@ -78,10 +84,18 @@ class CpuKernel:
     ) -> Array:
         """Multiply one block of D, whose tile begins at column `start`.
 
-        The product is in `target_MN` if it can be formed there, else in the lane's memory.
+        The product is in `target_MN` if it can be formed there, else in the lane's memory. Of a
+        compact tile it has the non-empty columns only.
         """
-        panel_KN = operand_KN[:, bounds.column_start - start : bounds.column_stop - start]
-        band_MK = self._factors[0][bounds.row_start : bounds.row_stop]
+        columns, places = operand.places(bounds, start)
+        rows = slice(bounds.row_start, bounds.row_stop)
+        if operand.entries is not None:
+            return self._multiply_entries(
+                operand.entries.slice(columns.start, columns.stop), rows, lane
+            )
+        panel_KN = operand.values[:, columns]
+        factor, its = self._stage.resident[0]
+        band_MK = factor[rows]
         if self.layout.order == "C":
             left, right = band_MK, panel_KN
         else:
@@ -89,20 +103,57 @@ class CpuKernel:
         if target_MN is not None and self._can_fill(target_MN):
             product = target_MN if self.layout.order == "C" else target_MN.T
         else:
-            product = self._array(bounds, lane.scratch if self._is_narrowed else lane.output)
-        accumulate(left, right, product)
-        return product if self.layout.order == "C" else product.T
+            product = self._output(bounds, places, lane)
+        product_MN = product if self.layout.order == "C" else product.T
+        band = its if its is None else its[rows]
+        part = operand.structure if operand.structure is None else operand.structure[:, columns]
+        if is_plain(band_MK, band, panel_KN, part):
+            accumulate(left, right, product)
+        else:
+            multiply_structured(band_MK, band, panel_KN, part, product_MN)
+        return product_MN
 
-    def stage_out(self, product_MN: Array, bounds: Bounds, lane: Lane) -> Array:
-        """Return a block in D's dtype: itself, or narrowed into the lane's output buffer."""
+    def _multiply_entries(self, panel_KN: SparseMatrix, rows: slice, lane: Lane) -> Array:
+        """Multiply a block's non-empty columns entry by entry."""
+        factor, its = self._stage.turned(0)
+        band = factor[:, rows], its if its is None else its[:, rows]
+        buffer = lane.scratch if self._is_narrowed else lane.output
+        shape = band[0].shape[1], panel_KN.shape[1]
+        product = self._packed(*shape, self.arithmetic.compute_dtype, buffer)
+        product_MN = product if self.layout.order == "C" else product.T
+        multiply_gathered(*band, panel_KN, product_MN.T)
+        return product_MN
+
+    def stage_out(
+        self, product_MN: Array, bounds: Bounds, lane: Lane, places: Index | None = None
+    ) -> Array:
+        """Return a block in D's dtype: itself, or narrowed into the lane's output buffer.
+
+        Of a compact one, whose columns are at `places`, only these; a mapped block has all.
+        """
         if not self._is_narrowed:
             return product_MN
         if self.arithmetic.functions:
-            product_MN = apply_functions(product_MN, self.arithmetic)
-        block = self._array(bounds, lane.output, self.arithmetic.output_dtype)
+            if places is not None:
+                product_MN = self.spread(product_MN, places, bounds, lane)
+            product_MN, places = apply_functions(product_MN, self.arithmetic), None
+        block = self._output(bounds, places, lane, is_final=True)
         block_MN = block if self.layout.order == "C" else block.T
         narrow(product_MN, block_MN, self.arithmetic.is_checked)
         return block_MN
+
+    def spread(self, block_MN: Array, places: Index, bounds: Bounds, lane: Lane) -> Array:
+        """Return a compact block with its zero columns, laid out as the output wants it."""
+        if block_MN.dtype == self.arithmetic.output_dtype:
+            dense = self._block(bounds, lane.spread)
+        else:
+            dense = self._packed(*bounds.shape, block_MN.dtype, lane.spread)
+        dense[...] = 0
+        if self.layout.order == "C":
+            dense[:, places] = block_MN
+            return dense
+        dense[places] = block_MN.T
+        return dense.T
 
     def _can_fill(self, target: Array) -> bool:
         """Whether BLAS can write its result there."""
@@ -118,7 +169,18 @@ class CpuKernel:
         is_other = arithmetic.compute_dtype != arithmetic.output_dtype
         return is_other or bool(arithmetic.functions)
 
-    def _array(self, bounds: Bounds, buffer: Buffer, dtype: np.dtype[Any] | None = None) -> Array:
+    def _output(
+        self, bounds: Bounds, places: Index | None, lane: Lane, is_final: bool = False
+    ) -> Array:
+        """Return an array for a product, or for a final block, of which `places` are kept."""
+        rows, columns = bounds.shape[0], bounds.shape[1] if places is None else len(places)
+        if self._is_narrowed and not is_final:
+            return self._packed(rows, columns, self.arithmetic.compute_dtype, lane.scratch)
+        if places is not None:
+            return self._packed(rows, columns, self.arithmetic.output_dtype, lane.output)
+        return self._block(bounds, lane.output)
+
+    def _block(self, bounds: Bounds, buffer: Buffer) -> Array:
         """Return an array for a block with its runs contiguous and congruent with the output."""
         layout = self.layout
         position = layout.position(bounds.row_start, bounds.column_start)
@@ -126,25 +188,14 @@ class CpuKernel:
         shape, pitch = (rows, columns), layout.row_nbytes
         if layout.order == "F":
             shape, pitch = (columns, rows), layout.column_nbytes
-        if dtype is None and self._is_narrowed:
-            return buffer.array(shape, self.arithmetic.compute_dtype)
         item = self.arithmetic.output_dtype.itemsize
         if shape[1] * item < SMALLEST_CONGRUENT_RUN and shape[1] * item != pitch:
             position = pitch = 0  # written through the page cache: no need to be congruent
         return buffer.array(shape, self.arithmetic.output_dtype, position, pitch)
 
-    def _convert(self, tile_KN: Array) -> Array:
-        dtype = self.arithmetic.compute_dtype
-        rounds = self.arithmetic.rounds_to_bfloat16
-        if tile_KN.dtype == dtype and not rounds and _suits_blas(tile_KN):
-            return tile_KN
-        is_tall = abs(tile_KN.strides[0]) < abs(tile_KN.strides[1])
-        source = tile_KN.T if is_tall else tile_KN
-        staged = self._staged.array((source.shape[0], source.shape[1]), dtype)
-        np.copyto(staged, source, casting="unsafe")
-        if rounds:
-            round_to_bfloat16(staged)
-        return staged.T if is_tall else staged
+    def _packed(self, rows: int, columns: int, dtype: np.dtype[Any], buffer: Buffer) -> Array:
+        """Return an array for a block that is not written as it lies."""
+        return buffer.array((rows, columns) if self.layout.order == "C" else (columns, rows), dtype)
 
 
 def apply_functions(product: Array, arithmetic: Arithmetic) -> Array:
@@ -188,12 +239,3 @@ def _raise_overflow(value: object, dtype: np.dtype[Any]) -> None:
     raise ResultOverflowError(
         f"the result holds {value}, which dtype={dtype} cannot: ask for a wider dtype"
     )
-
-
-def _suits_blas(tile: Array) -> bool:
-    """Whether BLAS reads the tile without a copy, and torch without a warning."""
-    outer, inner = (0, 1) if tile.strides[1] == tile.itemsize else (1, 0)
-    small, large = tile.strides[inner], tile.strides[outer]
-    is_dense = small == tile.itemsize and large >= tile.itemsize * tile.shape[inner]
-    is_packed = is_dense and tile.dtype.isnative and tile.flags.writeable and tile.flags.aligned
-    return is_packed and large % tile.itemsize == 0

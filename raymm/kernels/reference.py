@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 
 from raymm.kernels.residuals import Sums, Weights, measure, product, weigh
 from raymm.kernels.rounding import LAM, rounding_of
+from raymm.kernels.structure import (
+    Factor,
+    Structure,
+    is_plain,
+    multiply_structured,
+    structure_of_product,
+)
 from raymm.operands import Operand, result_dtype
 from raymm.order import Fold, multiplication_order
 
@@ -48,6 +55,8 @@ class Reference:
         Of D.
     precision : str
         Of the arithmetic that made D.
+    structures : sequence of ndarray of bool or None
+        Where sparse ones among the factors have entries.
 
     Attributes
     ----------
@@ -61,15 +70,21 @@ class Reference:
         factors: Sequence[Values],
         output: np.dtype[Any],
         precision: str,
+        structures: Sequence[Structure] = (),
     ) -> None:
         kinds = result_dtype(operands).kind, output.kind
         self.is_exact = kinds[0] in "iu" and kinds[1] in "iu"
         self.dtype = np.dtype("u8" if self.is_exact else "c16" if "c" in kinds else "f8")
         self._factors = factors
+        self._structures = list(structures) or [None] * len(factors)
+        is_sparse = [each is not None for each in self._structures]
+        self._is_sparse = any(is_sparse) or operands[-1].nonzeros is not None
         shapes = tuple((operand.shape[0], operand.shape[1]) for operand in operands)
         groups = multiplication_order(shapes)
         # In the order of the plan, on which NaN and infinities depend.
-        self._folded = [self._fold(group) for group in groups]
+        folds = [self._fold(group) for group in groups]
+        self._folded = [fold.values for fold in folds]
+        self._folded_structures = [fold.structure for fold in folds]
         self._rounding = rounding_of(operands, output, precision, len(groups))
         self._constant, self._slope = self._underflow()
         self._largest = 0.0
@@ -78,10 +93,11 @@ class Reference:
         else:
             self.output_weights, self.huge_weights = self._weights()
 
-    def _fold(self, group: Fold) -> Values:
+    def _fold(self, group: Fold) -> Factor:
         if group.left is None or group.right is None:
-            return self._factors[group.factor or 0].astype(self.dtype)
-        return product(self._fold(group.left), self._fold(group.right), self.dtype)
+            place = group.factor or 0
+            return Factor(self._factors[place].astype(self.dtype), self._structures[place])
+        return _times(self._fold(group.left), self._fold(group.right), self.dtype)
 
     def _underflow(self) -> tuple[float, float]:
         """Return what underflow may add to an entry: a constant, and per unit of ``||c_j||_1``.
@@ -146,25 +162,29 @@ class Reference:
         bound += LAM * rounding.output.unit * np.sqrt(output.squares)
         is_finite, is_expected = np.isfinite(output.plain), np.isfinite(huge.plain)
         may_overflow = rounding.output.unit or self._largest >= rounding.arithmetic.largest
-        other = math.nan if may_overflow else math.inf
+        # In the sums a structural zero makes NaN of NaN: entry by entry it does not.
+        other = math.nan if may_overflow or self._is_sparse else math.inf
         ratio = np.where(is_finite == is_expected, math.nan, other)
         np.divide(
             np.abs(output.plain - huge.plain), bound, out=ratio, where=is_finite & is_expected
         )
         return ratio
 
-    def compare(self, found: Values, huge: Values) -> Entries:
+    def compare(self, found: Values, huge: Values, structure: Structure = None) -> Entries:
         """Compare columns of D, (M, S), with the product by columns of C, (K, S)."""
-        expected = huge.astype(self.dtype)
-        for factor in reversed(self._folded):
-            expected = product(factor, expected, self.dtype)
+        columns = Factor(huge.astype(self.dtype), structure)
+        for factor in map(Factor, reversed(self._folded), reversed(self._folded_structures)):
+            columns = _times(factor, columns, self.dtype)
+        expected = columns.values
         if self.is_exact:
             ratio = np.where(found.astype(self.dtype) == expected, 0.0, math.inf)
             return Entries(found, expected.astype(found.dtype), np.zeros(ratio.shape), ratio)
         sizes = np.abs(huge.astype(self.dtype))
         underflow = self._constant + self._slope * sizes.sum(axis=0)
-        for factor in reversed(self._factors):
-            sizes = product(factor, sizes, np.dtype(np.float64), sizes=True)
+        columns = Factor(sizes, structure)
+        for factor in map(Factor, reversed(self._factors), reversed(self._structures)):
+            columns = _times(factor, columns, np.dtype(np.float64), sizes=True)
+        sizes = columns.values
         rounding, wide = self._rounding, found.astype(self.dtype)
         bound = rounding.entry * (1 + rounding.output.unit) * sizes + underflow
         bound += rounding.output.unit * np.abs(expected)
@@ -184,6 +204,19 @@ class Reference:
         at_the_end &= np.isinf(wide)
         result: Mask = on_the_way | at_the_end
         return result
+
+
+def _times(left: Factor, right: Factor, dtype: np.dtype[Any], sizes: bool = False) -> Factor:
+    """Return the product, with `sizes` of the absolute values, and where it has entries."""
+    shape = left.values.shape[0], right.values.shape[1]
+    structure = structure_of_product(left.structure, right.structure, *shape)
+    if is_plain(left.values, left.structure, right.values, right.structure):
+        return Factor(product(left.values, right.values, dtype, sizes), structure)
+    pair = [np.abs(each.values) if sizes else each.values for each in (left, right)]
+    first, second = (values.astype(dtype, copy=False) for values in pair)
+    values = np.empty(shape, dtype)
+    multiply_structured(first, left.structure, second, right.structure, values)
+    return Factor(values, structure)
 
 
 def _is_alike(first: Values, second: Values) -> Mask:

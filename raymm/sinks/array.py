@@ -85,6 +85,11 @@ class Array:
         """Copy a block into the array, or hand it back where the array is in another process."""
         if self._canonical is None:
             return Piece(block.bounds, block.host.copy(order="K"))
+        if block.nonzero is not None:
+            place = self._canonical[block.bounds.row_start : block.bounds.row_stop]
+            place[:, block.bounds.column_start : block.bounds.column_stop] = 0
+            place[:, block.nonzero] = block.compact
+            return None
         self._put(block.bounds.row_start, block.bounds.column_start, block.host)
         return None
 

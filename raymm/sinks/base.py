@@ -1,6 +1,7 @@
 """The protocol of outputs, and what they receive."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -29,6 +30,8 @@ class OutputSpec:
     dtype: np.dtype[Any]
     grid: Grid | None = None
     """How D is cut; None while planning, when only the layout is asked for."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """What the result says of its making: precision, operands. For JSON."""
 
     @property
     def nbytes(self) -> int:
@@ -56,17 +59,27 @@ class Block:
     nonzero: NDArray[np.int64] | None = None
     """Of a product with a sparse huge operand: the columns within `bounds`, numbered as in D, that
     are not zero throughout; None if all are there."""
+    spread: Callable[[], Values] | None = None
+    """Returns a block given by `nonzero` with all its columns and the halo, in memory that is
+    there already."""
 
     @property
     def compact(self) -> Values:
         """The values of the columns in `nonzero`."""
         return self.host if self.nonzero is None else self.widened
 
-    @cached_property
+    @property
     def host(self) -> Values:
         """The values within `bounds`."""
+        return self.dense[:, : self.bounds.shape[1]]
+
+    @cached_property
+    def dense(self) -> Values:
+        """The values of all columns, those of the halo included."""
         if self.nonzero is None:
-            return self.widened[:, : self.bounds.shape[1]]
+            return self.widened
+        if self.spread is not None:
+            return self.spread()
         is_c = self.widened.strides[1] <= self.widened.strides[0]
         values = np.zeros(self.bounds.shape, self.widened.dtype, "C" if is_c else "F")
         values[:, self.nonzero - self.bounds.column_start] = self.widened
@@ -86,6 +99,9 @@ class Piece:
 
     bounds: Bounds
     values: Values
+    """Of a tile that stays in the cluster, the driver gets its reference instead."""
+    worker: str = ""
+    """Of a tile that stays: which worker made it."""
 
 
 @runtime_checkable
@@ -101,12 +117,15 @@ class Sink(Protocol):
        A sink in memory may also have ``target(bounds)`` (worker, before a block is multiplied): the
        memory where it wants that block; the block that ``write`` receives may then lie there.
        A sink that keeps a tile until it is whole also has ``finish(tile)`` (worker, once all blocks
-       of the tile were written; at least once for each tile: idempotent).
+       of the tile were written; at least once for each tile: idempotent). If its layout says that
+       tiles stay in the cluster, ``finish`` returns the tile as a `Piece`, and the driver receives
+       one that holds its reference.
     4. ``detach(sync)`` (worker, once, after its last block): lets go; with `sync` what was written
        is durable.
     5. ``receive(piece)`` (driver).
     6. ``view()`` (driver, every tile has its receipt): D as written, in canonical orientation (a
-       memory map for a file), for verification; None for a sink that does not hold D.
+       memory map for a file), for verification; `Stored` for what is opened to be read; None for a
+       sink that does not hold D.
     7. ``commit()`` (driver, once, every tile has its receipt): returns what the user gets, or
        `Stored` for what is to be opened again; or
        ``abort()`` (driver, in every other case; must not raise).
@@ -147,7 +166,7 @@ class Sink(Protocol):
         """5. Put a block where it belongs, on the driver."""
         ...
 
-    def view(self) -> Values | None:
+    def view(self) -> "Values | Stored | None":
         """6. Return D as written."""
         ...
 

@@ -5,18 +5,22 @@ import os
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raymm.errors import PlanError
 from raymm.paths import local_path
 from raymm.sinks.base import Block, OutputSpec, Piece, Values
 from raymm.sinks.partial import PartialFile
+from raymm.sinks.runs import DIRECT_NBYTES
 from raymm.tiles import PAGE_NBYTES, Layout, Order, ceil_div
 
 HEADER_NBYTES = PAGE_NBYTES
 """The header is padded to a page, so that the data can be written past the page cache."""
 RUN_NBYTES = 2**19
-DIRECT_NBYTES = 2**28
-"""Files from this size on are written with direct output: smaller ones stay in the page cache."""
+GAP_NBYTES = 2**15
+"""Zeros between non-zero columns that are written with them: a run of its own takes as long."""
+SPARSE_SHARE = 0.5
+"""Blocks of which more has to be written are written whole, past the page cache."""
 
 
 class Npy:
@@ -94,7 +98,7 @@ class Npy:
 
     def _write_rows(self, block: Block, layout: Layout) -> None:
         """Write runs of rows, each from one page boundary to another if there is a halo."""
-        bounds, rows = block.bounds, _with_runs(block.widened)
+        bounds, rows = block.bounds, _with_runs(block.dense)
         item, pitch = rows.itemsize, layout.row_nbytes
         if bounds.shape[1] * item == pitch and rows.flags.c_contiguous:
             self._file.write_run(rows.reshape(-1), layout.position(bounds.row_start, 0))
@@ -112,6 +116,8 @@ class Npy:
 
     def _write_columns(self, block: Block, layout: Layout) -> None:
         """Write runs of columns, all of them as one if the block has all rows."""
+        if block.nonzero is not None and self._write_nonzero(block, layout):
+            return
         bounds, columns = block.bounds, _with_runs(block.host.T)
         position = layout.position(bounds.row_start, bounds.column_start)
         if (
@@ -122,6 +128,34 @@ class Npy:
             return
         for place, column in enumerate(columns):
             self._file.write_run(column, position + place * layout.column_nbytes)
+
+    def _write_nonzero(self, block: Block, layout: Layout) -> bool:
+        """Write the non-zero columns, the others are zeros as reserved; False: it spares little."""
+        assert block.nonzero is not None
+        bounds, columns = block.bounds, _with_runs(block.compact.T)
+        length = bounds.shape[0] * columns.itemsize
+        begins = block.nonzero * layout.column_nbytes + layout.position(bounds.row_start, 0)
+        if length != layout.column_nbytes:  # what lies between belongs to other blocks
+            for column, begin in zip(columns, begins.tolist(), strict=True):
+                self._file.write_run(column, begin)
+            return True
+        start = layout.position(0, bounds.column_start)
+        stop = layout.position(0, bounds.column_stop)
+        runs = padded_runs(begins, length, (start, stop))
+        offsets = np.cumsum([0, *(last - first for first, last in runs)]).tolist()
+        if offsets[-1] > SPARSE_SHARE * (stop - start):
+            return False
+        packed = np.zeros(offsets[-1], np.uint8)
+        firsts = np.array([first for first, _ in runs])
+        owners = np.searchsorted(firsts, begins, "right") - 1
+        places = (begins - firsts[owners] + np.array(offsets)[owners]).tolist()
+        for place, column in zip(places, columns.view(np.uint8), strict=True):
+            packed[place : place + length] = column
+        memory = packed.data
+        for offset, (first, last) in zip(offsets, runs, strict=False):
+            self._file.write(memory[offset : offset + last - first], first)
+        self._file.hasten(start, stop - start)
+        return True
 
     def detach(self, sync: bool) -> None:
         """Close the file in this process, with `sync` once all of it is on the disk."""
@@ -155,6 +189,28 @@ class Npy:
 def _with_runs(lines: Values) -> Values:
     """Return lines with contiguous values: a copy if the pass was planned for another order."""
     return lines if lines.strides[1] == lines.itemsize else np.ascontiguousarray(lines)
+
+
+def padded_runs(
+    begins: NDArray[np.int64], length: int, within: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Return runs of bytes that hold pieces of a file, and zeros around them.
+
+    Parameters
+    ----------
+    begins : ndarray
+        Where each piece begins, ascending.
+    length : int
+        Of each piece.
+    within : (int, int)
+        Where runs may begin and end. They do so on pages where they can.
+    """
+    starts = np.maximum(begins // PAGE_NBYTES * PAGE_NBYTES, within[0])
+    stops = np.minimum(-(-(begins + length) // PAGE_NBYTES) * PAGE_NBYTES, within[1])
+    is_far = starts[1:] - stops[:-1] > GAP_NBYTES
+    firsts = np.flatnonzero(np.concatenate([[len(begins) > 0], is_far]))
+    lasts = np.flatnonzero(np.concatenate([is_far, [len(begins) > 0]]))
+    return list(zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True))
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any], is_fortran: bool) -> bytes:

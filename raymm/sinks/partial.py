@@ -9,16 +9,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raymm.errors import SinkError, SinkExistsError
 from raymm.memory import format_nbytes
 from raymm.paths import check_folder, free_nbytes, is_same_file
 from raymm.sinks.base import Values
-from raymm.tiles import PAGE_NBYTES
-
-SMALLEST_DIRECT_RUN = 2**16
-"""Shorter runs go through the page cache: a direct write takes as long as one of this length."""
+from raymm.sinks.runs import Memory, RunFile, sync_folder, takes_direct, write_all
 
 
 class PartialFile:
@@ -36,15 +31,17 @@ class PartialFile:
         self._is_direct = self._overwrite = False
         self._header, self._token = b"", b""
         self._lock: int | None = None
-        self._files: tuple[int, int] | None = None
-        """Open in this process: through the page cache, and past it (the same if it cannot)."""
+        self._file: RunFile | None = None
+        """Open in this process."""
 
     def is_one_of(self, path: str) -> bool:
         """Whether `path` names this file, finished or not, through any spelling or link."""
         return any(is_same_file(mine, Path(path)) for mine in (self.path, self.partial))
 
-    def open(self, header: bytes, nbytes: int, overwrite: bool, is_direct: bool) -> None:
-        """Reserve `nbytes` and write the header; an error leaves nothing behind."""
+    def open(
+        self, header: bytes, nbytes: int, overwrite: bool, is_direct: bool, tail: bytes = b""
+    ) -> None:
+        """Reserve `nbytes`, write the header and the tail; an error leaves nothing behind."""
         self._overwrite = overwrite
         self._check_free_name()
         check_folder(self.path)
@@ -52,7 +49,8 @@ class PartialFile:
         self._header, self._token = header, secrets.token_hex(16).encode()
         try:
             self._reserve(nbytes)
-            _write_all(self._lock, memoryview(self._marked_header()), 0)
+            write_all(self._lock, memoryview(tail), nbytes - len(tail))
+            write_all(self._lock, memoryview(self._marked_header()), 0)
             self._is_direct = is_direct and takes_direct(self.partial)
         except OSError as error:
             self.abort()
@@ -64,65 +62,60 @@ class PartialFile:
     def attach(self) -> None:
         """Open the file in this process, if it is the driver's: a path may mean another disk."""
         try:
-            cached = os.open(self.partial, os.O_RDWR | os.O_CLOEXEC)
-            self._files = cached, cached
-            if os.pread(cached, len(self._header), 0) != self._marked_header():
+            self._file = RunFile(self.partial, self._is_direct)
+            if self._file.read(len(self._header)) != self._marked_header():
                 raise SinkError(
                     errno.ESTALE,
                     f"{self.partial} is another file here than on the driver: write to a file "
                     "system that all nodes share",
                 )
-            if self._is_direct:
-                direct = os.open(self.partial, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
-                self._files = cached, direct
         except OSError as error:
             self.detach(sync=False)
             raise self._error(error, "opened") from error
 
     def write_run(self, run: Values, position: int) -> None:
         """Write a contiguous run: whole pages past the cache, the ends through it."""
-        assert self._files is not None  # attach() came first
-        cached, direct = self._files
-        memory = run.view(np.uint8).data
-        head = -position % PAGE_NBYTES
-        pages = (len(memory) - head) // PAGE_NBYTES * PAGE_NBYTES
-        address = run.__array_interface__["data"][0]
-        is_short = pages < SMALLEST_DIRECT_RUN
+        assert self._file is not None  # attach() came first
         try:
-            if cached == direct or is_short or (address - position) % PAGE_NBYTES:
-                _write_all(cached, memory, position)
-                return
-            if head:
-                _write_all(cached, memory[:head], position)
-            _write_all(direct, memory[head : head + pages], position + head)
-            if head + pages < len(memory):
-                _write_all(cached, memory[head + pages :], position + head + pages)
+            self._file.write_run(run, position)
         except OSError as error:
             raise self._error(error, "written") from error
 
+    def write(self, memory: Memory, position: int) -> None:
+        """Write some bytes through the cache."""
+        assert self._file is not None  # attach() came first
+        try:
+            self._file.write(memory, position)
+        except OSError as error:
+            raise self._error(error, "written") from error
+
+    def hasten(self, position: int, nbytes: int) -> None:
+        """Begin to bring a part of a large file to the disk."""
+        assert self._file is not None  # attach() came first
+        self._file.hasten(position, nbytes)
+
     def detach(self, sync: bool) -> None:
         """Close the file in this process, with `sync` once all of it is on the disk."""
-        files, self._files = self._files, None
-        if files is None:
+        file, self._file = self._file, None
+        if file is None:
             return
         try:
             if sync:
-                os.fdatasync(files[0])
+                file.sync()
         except OSError as error:
             raise self._error(error, "synced") from error
         finally:
-            for file in set(files):
-                os.close(file)
+            file.close()
 
     def commit(self) -> None:
         """Sync, and rename; the file is complete under its name, or still partial."""
         assert self._lock is not None  # open() came first
         try:
-            _write_all(self._lock, memoryview(self._header), 0)
+            write_all(self._lock, memoryview(self._header), 0)
             os.fsync(self._lock)
             self._check_free_name()
             self.partial.replace(self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise self._error(error, "committed") from error
         self._unlock()
@@ -138,7 +131,7 @@ class PartialFile:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open files behind."""
-        return self.__dict__ | {"_lock": None, "_files": None}
+        return self.__dict__ | {"_lock": None, "_file": None}
 
     def _check_free_name(self) -> None:
         if self.path.is_dir():
@@ -209,34 +202,11 @@ class PartialFile:
             return SinkError(errno.ELOOP, f"{self.partial} is a link: remove it")
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and verb == "created":
             replaced = self.path.stat().st_size if self.path.exists() else 0
-            return _full_disk_error(self.path, needed, free_nbytes(self.path), replaced)
+            return full_disk_error(self.path, needed, free_nbytes(self.path), replaced)
         return SinkError(error.errno, f"{self.path} could not be {verb}: {error.strerror}")
 
 
-def _write_all(file: int, memory: memoryview, position: int) -> None:
-    while memory:
-        done = os.pwrite(file, memory, position)
-        memory, position = memory[done:], position + done
-
-
-def takes_direct(path: Path) -> bool:
-    """Whether the file system accepts direct output."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _full_disk_error(path: Path, needed: int, free: int, replaced: int) -> SinkError:
+def full_disk_error(path: Path, needed: int, free: int, replaced: int) -> SinkError:
     """Return the error for an output that the disk cannot hold."""
     hint = "use another disk or free some space"
     if replaced and needed <= free + replaced:

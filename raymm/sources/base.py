@@ -20,7 +20,8 @@ class Source(Protocol):
     4. ``cut(start, stop)`` (driver, for workers in other processes): what they need to read these
        columns. A file's is its description; an array's is a copy of the columns.
     5. ``read(start, stop, buffer)`` (worker, any number of times): these columns, numbered as in
-       the whole operand, possibly in the memory of `buffer`; nobody writes to them.
+       the whole operand, possibly in the memory of `buffer`; nobody writes to them. A sparse
+       operand gives a `raymm.kernels.sparse.SparseMatrix`.
     """
 
     @property
@@ -45,8 +46,8 @@ class Source(Protocol):
         """3. Read all of it."""
         ...
 
-    def read(self, start: int, stop: int, buffer: Buffer) -> Array:
-        """5. Read these columns."""
+    def read(self, start: int, stop: int, buffer: Buffer) -> Any:
+        """5. Read these columns: an array, or a `SparseMatrix`."""
         ...
 
     def cut(self, start: int, stop: int) -> "Source":

@@ -15,8 +15,11 @@ def read_blocks(
     """Yield (first row, first column, values) of columns ``start:stop``, in disjoint blocks.
 
     Each is `block_nbytes` large or less, and may lie in `buffer`: the next one overwrites it. A
-    source of an unknown kind comes in one block.
+    source of an unknown kind comes in one block, a sparse one in dense blocks.
     """
+    if source.operand.nonzeros is not None:
+        yield from _dense_blocks(source, start, stop, block_nbytes, buffer)
+        return
     if not isinstance(source, (FileSource, ArraySource)):
         yield 0, start, source.read(start, stop, buffer)
         return
@@ -33,6 +36,17 @@ def read_blocks(
             end = min(row + height, rows), min(column + width, stop)
             part = _part(source, slice(row, end[0]), slice(column, end[1]))
             yield row, column, part.read(0, end[1] - column, buffer)
+
+
+def _dense_blocks(
+    source: Source, start: int, stop: int, block_nbytes: int, buffer: Buffer
+) -> Iterator[tuple[int, int, Array]]:
+    rows, dtype = source.operand.shape[0], source.operand.dtype.newbyteorder("=")
+    width = max(1, block_nbytes // max(1, rows * dtype.itemsize))
+    for column in range(start, stop, width):
+        end = min(column + width, stop)
+        matrix = source.read(column, end, buffer)
+        yield 0, column, matrix.dense(dtype, buffer.array((end - column, rows), dtype))
 
 
 def _part(source: FileSource | ArraySource, rows: slice, columns: slice) -> Source:

@@ -45,8 +45,9 @@ class FileSource:
 
     def as_row(self) -> "FileSource":
         """Return a vector as a matrix of one row."""
-        stride = self.strides[0] * self.shape[0]
-        return replace(self, shape=(1, *self.shape), strides=(stride, *self.strides))
+        shape = self.shape or (1,)
+        strides = self.strides or (self.dtype.itemsize,)
+        return replace(self, shape=(1, *shape), strides=(strides[0] * shape[0], *strides))
 
     def as_column(self) -> "FileSource":
         """Return a vector as a matrix of one column."""
@@ -151,14 +152,22 @@ def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(error.errno, f"cannot read {path}: {error.strerror}")
 
 
-def from_npy(path: Path, name: str) -> FileSource:
-    """Return the description of a `.npy` file; its header is read, its values are not."""
+def from_npy(path: Path, name: str, begin: int = 0, end: int | None = None) -> FileSource:
+    """Return the description of a `.npy` file; its header is read, its values are not.
+
+    Parameters
+    ----------
+    begin, end : int
+        The bytes of a larger file that it takes up.
+    """
     try:
         if path.exists() and not path.is_file():
             raise SourceError(f"{path} is not a regular file: give the path of a .npy file")
         with path.open("rb") as file:
+            file.seek(begin)
             shape, is_fortran, dtype = _read_header(file, path)
-            offset, size = file.tell(), os.fstat(file.fileno()).st_size
+            offset = file.tell()
+            size = os.fstat(file.fileno()).st_size if end is None else end
     except OSError as error:
         if isinstance(error, SourceError):
             raise
@@ -168,9 +177,9 @@ def from_npy(path: Path, name: str) -> FileSource:
     check_dtype(dtype, f"{name} ({path})" if name != str(path) else name)
     operand = Operand(name, shape, dtype, ())
     if size < offset + operand.nbytes:
+        needed = offset + operand.nbytes - begin
         raise SourceError(
-            f"{path} was cut short: its header announces {offset + operand.nbytes:,} bytes, "
-            f"it has {size:,}"
+            f"{path} was cut short: its header announces {needed:,} bytes, it has {size - begin:,}"
         )
     strides, step = [], dtype.itemsize
     for length in shape if is_fortran else shape[::-1]:

@@ -76,8 +76,6 @@ def from_tensor(tensor: Any, name: str) -> ArraySource:
     """Return a torch tensor as a source; its gradient settings stay as they are."""
     import torch  # noqa: PLC0415  only loaded if the caller has a tensor
 
-    if tensor.layout != torch.strided:
-        raise PlanError(f"{name} is a sparse tensor, which is not supported: use .to_dense()")
     if tensor.is_meta:
         raise PlanError(f"{name} is a meta tensor: it has no values")
     if tensor.is_quantized:
@@ -88,3 +86,28 @@ def from_tensor(tensor: Any, name: str) -> ArraySource:
     if plain.dtype.is_floating_point and plain.dtype.itemsize == 1:
         raise DTypeError(f"{name} has dtype {plain.dtype}: convert it with .float()")
     return ArraySource(plain.numpy(), name)
+
+
+def from_dlpack(value: Any, name: str) -> ArraySource | None:
+    """Return what another library exchanges by DLPack as a source; None where it cannot be had.
+
+    On the host it stays where it is; of another device it is copied.
+    """
+    refused = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
+    try:
+        array = np.from_dlpack(value)
+    except refused:  # on another device, or bfloat16, which NumPy has not
+        return _from_dlpack_by_torch(value, name, refused)
+    return from_array(array, name)
+
+
+def _from_dlpack_by_torch(
+    value: Any, name: str, refused: tuple[type[Exception], ...]
+) -> ArraySource | None:
+    from torch.utils import dlpack  # noqa: PLC0415  only for what NumPy does not take
+
+    try:
+        tensor = dlpack.from_dlpack(value)
+    except refused:
+        return None
+    return from_tensor(tensor, name)

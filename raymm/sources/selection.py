@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raymm.kernels.buffers import Buffer
+from raymm.kernels.sparse import SparseMatrix
 from raymm.operands import Operand
 from raymm.sources.base import Array, Source
 from raymm.sources.files import FileSource
 from raymm.sources.memory import ArraySource
+from raymm.sources.sparse import held
 
 Index = NDArray[np.int64]
 
@@ -86,7 +88,8 @@ class Selection:
 
     def load(self) -> Array:
         """Return all of it."""
-        return np.array(self.read(0, self.operand.shape[1], Buffer()))
+        values = self.read(0, self.operand.shape[1], Buffer())
+        return values.dense() if isinstance(values, SparseMatrix) else np.array(values)
 
     def cut(self, start: int, stop: int) -> Source:
         """Return what another process needs to read these columns."""
@@ -94,16 +97,17 @@ class Selection:
             return self
         if self.axis == 0:
             return Selection(self.source.cut(start, stop), self.index, 0)
-        values = self.read(start, stop, Buffer())
-        if isinstance(values, np.ndarray):
-            return ArraySource(np.array(values), self.operand.name, start=start)
-        return self
+        values, name = self.read(start, stop, Buffer()), self.operand.name
+        if isinstance(values, SparseMatrix):
+            return replace(held(values.copy(), name), start=start)
+        return ArraySource(np.array(values), name, start=start)
 
     def read(self, start: int, stop: int, buffer: Buffer) -> Any:
         """Return columns ``start:stop`` of the selection."""
         if self.axis == 0:
             values = self.source.read(start, stop, buffer)
-            return values[self.index] if isinstance(values, np.ndarray) else values.rows(self.index)
+            is_sparse = isinstance(values, SparseMatrix)
+            return values.rows(self.index) if is_sparse else values[self.index]
         wanted = self.index[start:stop]
         if len(wanted) and np.array_equal(wanted, np.arange(wanted[0], wanted[0] + len(wanted))):
             return self.source.read(int(wanted[0]), int(wanted[-1]) + 1, buffer)

@@ -8,7 +8,7 @@ import pytest
 
 import raymm
 from raymm.errors import SinkError
-from raymm.sinks import Npy, npy, partial
+from raymm.sinks import Npy, npy, partial, runs
 from raymm.sinks.npy import npy_header
 from raymm.tiles import PAGE_NBYTES
 from tests.contracts import FileSinkContract, names_in
@@ -31,7 +31,7 @@ def writing(request, monkeypatch):
     """Both ways to write: through the page cache, and past it wherever a run allows."""
     if request.param == "direct":
         monkeypatch.setattr(npy, "DIRECT_NBYTES", 0)
-        monkeypatch.setattr(partial, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
+        monkeypatch.setattr(runs, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
     return request.param
 
 
@@ -244,9 +244,9 @@ def test_a_link_to_nowhere_exists(path):
 
 def test_direct_output_is_used_for_large_runs(path, monkeypatch, local_engine):
     monkeypatch.setattr(npy, "DIRECT_NBYTES", 0)
-    monkeypatch.setattr(partial, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
+    monkeypatch.setattr(runs, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
     path.touch()
-    if not partial.takes_direct(path):
+    if not runs.takes_direct(path):
         pytest.skip("this file system has no direct output")
     path.unlink()
     direct, plain = [], os.pwrite
@@ -275,7 +275,7 @@ def test_two_files_of_one_pass_are_whole_with_direct_output(orders, tmp_path, mo
     # Rows of 30,011 float64 do not begin on a page: a C-order file relies on halo columns, which
     # the pass must provide even if another output shapes it.
     monkeypatch.setattr(npy, "DIRECT_NBYTES", 0)
-    monkeypatch.setattr(partial, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
+    monkeypatch.setattr(runs, "SMALLEST_DIRECT_RUN", PAGE_NBYTES)
     rng = np.random.default_rng(0)
     A, C = rng.integers(-9, 9, (7, 5)).astype(float), rng.integers(-9, 9, (5, 30_011)).astype(float)
     sinks = [Npy(tmp_path / f"{place}.npy", order) for place, order in enumerate(orders)]

@@ -192,12 +192,12 @@ def test_missing_file(tmp_path):
 
 
 def test_folders_and_other_kinds(tmp_path):
-    with pytest.raises(PlanError, match="folder"):
+    with pytest.raises(SourceError, match="no Parquet or Arrow"):
         open_source(tmp_path, "C")
     (tmp_path / "C.csv").write_text("1,2")
     with pytest.raises(PlanError, match=r"does not end in \.npy"):
         open_source(tmp_path / "C.csv", "C")
-    with pytest.raises(PlanError, match="remote addresses"):
+    with pytest.raises(PlanError, match="from a local path only"):
         open_source("s3://bucket/C.npy", "C")
 
 

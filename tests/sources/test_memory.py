@@ -176,10 +176,6 @@ class TestTorchKinds:
         assert tensor.requires_grad
         assert tensor.grad is None
 
-    def test_sparse_tensors_are_refused(self):
-        with pytest.raises(PlanError, match="sparse"):
-            open_source(self.torch.eye(2).to_sparse(), "A")
-
     @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
     def test_eight_bit_floats_are_refused(self, name):
         tensor = self.torch.ones(2, 2).to(getattr(self.torch, name))
