@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from raymm.engines.choosing import check_keeps, make_engine
 from raymm.errors import DTypeError, PlanError
 from raymm.events import Callback
 from raymm.fingerprints import describe_operand
-from raymm.indexing import Selected, select_axes
+from raymm.indexing import Wanted, select_product
 from raymm.memory import parse_nbytes
 from raymm.order import Chained, arrange
 from raymm.outputs import check_outputs, describe_outputs
@@ -99,7 +100,9 @@ class Chain:
         ndarray or scalar
             Computed in this process.
         """
-        return index_product(self, key)
+        ends = self._sources[0], self._sources[-1]
+        vectors = [len(source.operand.shape) == 1 for source in ends]
+        return select_product(key, self.shape, vectors, self._part, self.dtype)
 
     def __matmul__(self, other: Any) -> NDArray[Any]:
         """Return ``D @ other``, computed in the cheapest order: D is never formed."""
@@ -364,6 +367,10 @@ class Chain:
         if self._functions:
             raise PlanError(f"a chain with map() cannot be {verb}: it is no product any more")
 
+    def _part(self, rows: Wanted, columns: Wanted) -> NDArray[Any]:
+        """Compute some rows and columns of D, as a matrix."""
+        return self._like(part_of(self._sources, rows, columns)).compute(engine="local")
+
     def _like(self, sources: tuple[Source, ...]) -> "Chain":
         """Return the product of other operands with the same functions applied."""
         made = chain_of(sources)
@@ -387,59 +394,28 @@ class Chain:
         try:
             if target.layout.stays:
                 check_keeps(target.layout.stays, chosen, chosen is engine, was_up)
-            return chosen, plan_for(chosen.resources(), reason)
+            return chosen, _with_room(lambda: plan_for(chosen.resources(), reason))
         except BaseException:
             if chosen is not engine:
                 chosen.close()
             raise
 
 
+FREED_SECONDS = 2.0
+"""How long Ray may take to count as free what was freed."""
+
+
+def _with_room(plan_now: Callable[[], Plan]) -> Plan:
+    """Return the plan; if D has no room in the object store, once Ray has counted what is free."""
+    end = time.monotonic() + FREED_SECONDS
+    while (plan := plan_now()).lacks_store and time.monotonic() < end:
+        time.sleep(0.1)
+    return plan
+
+
 def chain_of(sources: tuple[Source, ...]) -> Chain:
     """Return the product of opened operands."""
     return Chain(sources, arrange(tuple(source.operand for source in sources)))
-
-
-def index_product(chain: Chain, key: Any) -> Any:
-    """Return ``D[key]``; see `Chain.__getitem__`."""
-    axes = select_axes(key, chain.shape)
-    vectors = [len(each.operand.shape) == 1 for each in (chain._sources[0], chain._sources[-1])]
-    given = list(axes)
-    rows = Selected(slice(None)) if vectors[0] else given.pop(0)
-    columns = Selected(slice(None)) if vectors[1] else given.pop(0)
-    if rows.is_array and columns.is_array:
-        return _index_pairs(chain, rows, columns)
-    part = chain._like(part_of(chain._sources, rows.wanted, columns.wanted))
-    values = part.compute(engine="local")
-    shape: tuple[int, ...] = ()
-    for length, axis, is_vector in zip(values.shape, (rows, columns), vectors, strict=True):
-        if not is_vector and not axis.is_scalar:
-            shape += axis.shape if axis.is_array else (length,)
-    return values.reshape(shape)[()]
-
-
-PAIRS = 256
-"""Pairs of row and column computed at a time, as the square that holds them."""
-
-
-def _index_pairs(chain: Chain, rows: Selected, columns: Selected) -> NDArray[Any]:
-    """Return the entries at pairs of row and column, like NumPy's advanced indexing."""
-    try:
-        pairs = np.broadcast_arrays(*(each.index.reshape(each.shape) for each in (rows, columns)))
-    except ValueError as error:
-        raise IndexError(
-            f"index arrays of shapes {rows.shape} and {columns.shape} do not fit together: "
-            "use D[rows][:, columns] for all combinations"
-        ) from error
-    row, column = (each.reshape(-1) for each in pairs)
-    values = np.empty(row.shape, chain.dtype)
-    order = np.argsort(column, kind="stable")
-    for start in range(0, len(order), PAIRS):
-        chosen = order[start : start + PAIRS]
-        row_index, row_place = np.unique(row[chosen], return_inverse=True)
-        column_index, column_place = np.unique(column[chosen], return_inverse=True)
-        part = chain._like(part_of(chain._sources, row_index, column_index))
-        values[chosen] = part.compute(engine="local")[row_place, column_place]
-    return values.reshape(pairs[0].shape)
 
 
 def _factors_of(value: Any, name: str) -> tuple[Source, ...]:

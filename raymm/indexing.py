@@ -1,5 +1,6 @@
 """``D[key]`` as NumPy has it, taken apart into rows and columns. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -93,3 +94,66 @@ def _select_mask(mask: NDArray[np.bool_], length: int, axis: int) -> Selected:
         )
     index = np.flatnonzero(mask).astype(np.int64)
     return Selected(index, False, True, index.shape)
+
+
+PAIRS = 256
+"""Pairs of row and column computed at a time, as the square that holds them."""
+
+
+def select_product(
+    key: Any,
+    shape: tuple[int, ...],
+    vectors: list[bool],
+    part: Callable[[Wanted, Wanted], NDArray[Any]],
+    dtype: np.dtype[Any],
+) -> Any:
+    """Return ``D[key]`` by computing parts of D.
+
+    Parameters
+    ----------
+    key : int, slice, array of int, mask, or a tuple of two of them
+    shape : tuple of int
+        Of D.
+    vectors : [bool, bool]
+        Whether D's rows, or its columns, are gone, for an end of the chain is a vector.
+    part : callable
+        Returns the matrix of some rows and columns.
+    dtype : dtype
+        Of D.
+    """
+    given = list(select_axes(key, shape))
+    rows = Selected(slice(None)) if vectors[0] else given.pop(0)
+    columns = Selected(slice(None)) if vectors[1] else given.pop(0)
+    if rows.is_array and columns.is_array:
+        return _select_pairs(rows, columns, part, dtype)
+    values = part(rows.wanted, columns.wanted)
+    left: tuple[int, ...] = ()
+    for length, axis, is_vector in zip(values.shape, (rows, columns), vectors, strict=True):
+        if not is_vector and not axis.is_scalar:
+            left += axis.shape if axis.is_array else (length,)
+    return values.reshape(left)[()]
+
+
+def _select_pairs(
+    rows: Selected,
+    columns: Selected,
+    part: Callable[[Wanted, Wanted], NDArray[Any]],
+    dtype: np.dtype[Any],
+) -> NDArray[Any]:
+    """Return the entries at pairs of row and column, like NumPy's advanced indexing."""
+    try:
+        pairs = np.broadcast_arrays(*(each.index.reshape(each.shape) for each in (rows, columns)))
+    except ValueError as error:
+        raise IndexError(
+            f"index arrays of shapes {rows.shape} and {columns.shape} do not fit together: "
+            "use D[rows][:, columns] for all combinations"
+        ) from error
+    row, column = (each.reshape(-1) for each in pairs)
+    values = np.empty(row.shape, dtype)
+    order = np.argsort(column, kind="stable")
+    for start in range(0, len(order), PAIRS):
+        chosen = order[start : start + PAIRS]
+        row_index, row_place = np.unique(row[chosen], return_inverse=True)
+        column_index, column_place = np.unique(column[chosen], return_inverse=True)
+        values[chosen] = part(row_index, column_index)[row_place, column_place]
+    return values.reshape(pairs[0].shape)

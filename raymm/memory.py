@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 from raymm.errors import PlanError
@@ -122,11 +122,6 @@ def tile_cost(  # noqa: PLR0913  what the model knows
     staged = inner_length * width * source_itemsize
     if is_converted:
         staged += inner_length * width * compute_itemsize
-    resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
-    if is_entrywise(inner_length, entries):
-        held = math.ceil(width * max(1, entries or 0) * (source_itemsize + INDEX_NBYTES))
-        staged = 3 * held + min(staged, GATHERED_NBYTES)
-        resident += group_shapes[-1][0] * inner_length * compute_itemsize  # its transpose
     inner = sum(rows for rows, _ in group_shapes[1:]) * width * compute_itemsize
     rows = min(grid.block_rows, grid.rows)
     columns = min(grid.panel_columns + grid.halo_columns, width)
@@ -135,22 +130,40 @@ def tile_cost(  # noqa: PLR0913  what the model knows
     block = values * output_itemsize + (min(rows, columns) + 1) * PAGE_NBYTES
     if is_mixed:
         block += values * output_itemsize
-    if entries is not None:
-        block += values * max(compute_itemsize if is_mapped else 0, output_itemsize)
     if is_mapped:
         block += values * (compute_itemsize + 2 * 8)
     elif compute_itemsize != output_itemsize:
         block += values * compute_itemsize
-    if is_entrywise(inner_length, entries):
-        block += 2 * GATHERED_NBYTES
     if max(columns for _, columns in group_shapes) > LONG_INNER:
         block += values * 2 * 8
-    return TileCost(resident, staged, inner, block)
+    resident = sum(rows * columns for rows, columns in group_shapes) * compute_itemsize
+    cost = TileCost(resident, staged, inner, block)
+    if entries is None:
+        return cost
+    spread = values * max(compute_itemsize if is_mapped else 0, output_itemsize)
+    held = math.ceil(width * max(1, entries) * (source_itemsize + INDEX_NBYTES))
+    transposed = group_shapes[-1][0] * inner_length * compute_itemsize
+    return _sparse_cost(cost, inner_length, entries, (spread, held, transposed))
+
+
+def _sparse_cost(
+    cost: TileCost, inner: int, entries: float, sizes: tuple[int, int, int]
+) -> TileCost:
+    """Add what sparse tiles take: spread blocks, entries, the transpose of a factor."""
+    spread, held, transposed = sizes
+    staged, block = cost.staged_nbytes, cost.block_nbytes + spread
+    if is_entrywise(inner, entries):
+        staged = 3 * held + min(staged, GATHERED_NBYTES)
+    if not is_gathered(max(1, entries), inner, 1):
+        return replace(cost, staged_nbytes=staged, block_nbytes=block)
+    return TileCost(
+        cost.resident_nbytes + transposed, staged, cost.inner_nbytes, block + 2 * GATHERED_NBYTES
+    )
 
 
 GATHER_COST = 100
 """An entry of a sparse tile that is multiplied on its own takes as long as so many dense ones."""
-GATHERED_NBYTES = 2**22
+GATHERED_NBYTES = 2**20
 """Terms of such a product at a time."""
 LARGEST_DENSE_NBYTES = 2**29
 """Sparse tiles that would be larger dense are multiplied entry by entry however many there are."""

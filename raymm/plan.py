@@ -234,19 +234,26 @@ class Plan:
                 limit,
             )
 
+    @property
+    def lacks_store(self) -> bool:
+        """Whether D is to stay in the object store and does not fit."""
+        return self.layout.stays == "store" and self.store_nbytes > self._store_room
+
+    @property
+    def _store_room(self) -> int:
+        usable = int(self.resources.store_nbytes * self.resources.nodes * KEPT_SHARE)
+        return max(0, usable - self.resources.used_store_nbytes)
+
     def _check_store(self) -> None:
         """Raise `MemoryLimitError` if D is to stay in the object store and does not fit."""
-        if self.layout.stays != "store":
-            return
-        needed = self.store_nbytes
-        room = int(self.resources.store_nbytes * self.resources.nodes * KEPT_SHARE)
-        if needed > room:
+        needed, room = self.store_nbytes, self._store_room
+        if self.lacks_store:
             raise MemoryLimitError(
                 f"D {format_shape(self.chained.shape)} {self.dtype} takes "
                 f"{format_nbytes(self.output_nbytes)} in the object store, "
                 f"{format_nbytes(needed)} with the tiles under way; {format_nbytes(room)} of it "
-                "may be used before Ray spills to disk: write to a file, use Refs(on=\"worker\"), "
-                "or give Ray a larger object_store_memory",
+                "are free before Ray spills to disk: free other matrices, write to a file, use "
+                'Refs(on="worker"), or give Ray a larger object_store_memory',
                 needed,
                 room,
             )

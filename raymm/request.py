@@ -49,6 +49,8 @@ class Resources:
     gpus: int = 0
     shares_memory: bool = True
     """Whether workers see the driver's arrays."""
+    used_store_nbytes: int = 0
+    """Of the object stores of all nodes, what is taken already."""
 
 
 def check_count(name: str, value: object) -> None:

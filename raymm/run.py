@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -151,7 +151,7 @@ def execute(work: Pass, sinks: tuple[Sink, ...]) -> tuple[Any, ...]:
             opened.callback(sink.abort)  # first: an interrupt may come in the middle of open()
             sink.open(spec, plan.request.overwrite)
         sources = work.sources()
-        with contextlib.closing(_run_tiles(work, sources, sinks, iter(plan.grid), totals)) as run:
+        with contextlib.closing(_run_tiles(work, sources, sinks, plan.grid, totals)) as run:
             for outcome in run:
                 _receive(outcome, sinks)
                 totals.add(plan, outcome)
@@ -277,7 +277,7 @@ def _run_tiles(
     work: Pass,
     sources: tuple[Source, ...],
     sinks: tuple[Sink, ...],
-    tiles: Iterator[Tile],
+    tiles: Iterable[Tile],
     totals: "_Totals",
 ) -> Generator[Outcome, None, None]:
     """Send tiles through the engine; afterwards all workers have let go of the sinks."""
@@ -287,8 +287,22 @@ def _run_tiles(
     job, factors = _make_job(work, prepared, sinks)
     engine.open(plan.store_nbytes)
     depth = engine.depth(plan.request.max_in_flight, plan.store_tile_nbytes)
-    calls = _Calls(tiles, huge)
+    is_read_in_groups = huge.operand.reading_nbytes > 0 and tiles is plan.grid
+    calls = _Neighbours(plan.grid, huge) if is_read_in_groups else _Calls(iter(tiles), huge)
     yield from engine.run(job, factors, calls, depth, totals)
+
+
+class _Neighbours(Sequence[Call]):
+    """All tiles of a grid with what they read: an operand of which workers keep what they read."""
+
+    def __init__(self, grid: Grid, huge: Source) -> None:
+        self._grid, self._huge = grid, huge
+
+    def __len__(self) -> int:
+        return len(self._grid)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._grid[place], self._huge
 
 
 class _Calls(Iterator[Call]):

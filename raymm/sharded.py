@@ -93,7 +93,7 @@ class ShardedMatrix:
         ----------
         key : int, slice, array of int, mask, or a tuple of two of them
         """
-        return self._shards.read(lambda: Matrix(self.__raymm_source__())[key])
+        return self._shards.read(lambda: Matrix(self._oriented(self._shards.source()))[key])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:
         """Return all of it in memory; see `to_numpy`."""
@@ -101,9 +101,17 @@ class ShardedMatrix:
             raise ValueError("a matrix in a cluster cannot be had in memory without a copy")
         return self.to_numpy().astype(self.dtype if dtype is None else dtype, copy=False)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ShardedMatrix belongs to the process that made it, whose end is the blocks' end: "
+            "send parts of it (matrix[...]), or write D to a file that others open"
+        )
+
     def __raymm_source__(self) -> Source:
         """Return it as an operand."""
-        source = self._shards.source()
+        return self._oriented(self._shards.operand())
+
+    def _oriented(self, source: Source) -> Source:
         return source if self._is_transposed else source.T
 
     def to_numpy(self) -> Values:

@@ -79,6 +79,21 @@ class Shards:
         source = placed_source(Placed(self.spec, self.on, self._places), self.engine, tiles)
         return replace(source, name=f"D in {Refs(self.on).name}", hint=HINT, holder=self)
 
+    def operand(self) -> RaySource:
+        """Return all of the blocks' rows as an operand; workers are asked whether they live."""
+        self.check()
+        if self.on == "worker":
+            self._restore_gone(range(len(self.grid)))
+            calls = {
+                place.worker: self.engine.worker(place.worker).drop.remote([])
+                for place in {place.worker: place for place in self._places.values()}.values()
+            }
+            dead = {worker for worker, call in calls.items() if _is_dead(call)}
+            lost = [tile for tile, place in self._places.items() if place.worker in dead]
+            if lost:
+                self._restore(lost, None)
+        return self.source()
+
     def read(self, function: Callable[[], Any]) -> Any:
         """Return what a function that reads blocks returns; lost blocks are computed again."""
         for _ in range(ATTEMPTS * max(1, len(self._places))):
@@ -219,6 +234,14 @@ def _gone_for_good(tiles: list[int]) -> ExecutionError:
         f"block {', '.join(map(str, tiles[:8]))} is lost, and no engine is open to compute it "
         "again: give an engine of yours, engine=raymm.RayEngine(...), and keep it open"
     )
+
+
+def _is_dead(call: Any) -> bool:
+    try:
+        RAY.get(call)
+    except LOST:
+        return True
+    return False
 
 
 def _apply(block: Values, function: Callable[[Values], Any]) -> Any:

@@ -226,6 +226,13 @@ class _Scan:
             (self._huge, reference.huge_weights, self._factor),
         ):
             total = Sums(stop - start, reference.dtype, weights)
+            sums.append(total)
+            if source.operand.nonzeros is not None:
+                matrix = source.read(start, stop, buffer)
+                total.add_entries(0, matrix)
+                first, last = np.searchsorted(self._picks, (start, stop))
+                samples[:, first:last] = matrix.take(self._picks[first:last] - start).dense()
+                continue
             for row, column, values in read_blocks(source, start, stop, BLOCK_NBYTES, buffer):
                 if self._is_stopped:
                     return
@@ -233,7 +240,6 @@ class _Scan:
                 first, last = np.searchsorted(self._picks, (column, column + values.shape[1]))
                 wanted = values[:, self._picks[first:last] - column]
                 samples[row : row + len(values), first:last] = wanted
-            sums.append(total)
         seen = _Seen.of(start, reference.difference(*sums))
         with self._lock:
             self.seen = self.seen + seen

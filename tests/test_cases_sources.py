@@ -1,6 +1,7 @@
 """Cases from public reports about operands, each named after its id."""
 
 import hashlib
+import os
 import pickle
 import warnings
 
@@ -235,3 +236,53 @@ class TestU36DenseTimesObject:
         assert isinstance(caught.value, TypeError)
         assert "object" in str(caught.value)
         assert names_in(tmp_path) == []
+
+
+class TestU57ColumnSlicesOfARowMajorFile:
+    columns = 1_000_000
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def paths(cls, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("u57")
+        rng = np.random.default_rng(57)
+        wide = np.lib.format.open_memmap(folder / "wide.npy", "w+", np.float32, (100, cls.columns))
+        for row in wide:
+            row[:] = rng.integers(-4, 4, cls.columns)
+        tall = np.lib.format.open_memmap(folder / "tall.npy", "w+", np.float32, (cls.columns, 100))
+        for start in range(0, cls.columns, 50_000):
+            tall[start : start + 50_000] = wide[:, start : start + 50_000].T
+        expected = wide.sum(axis=1, dtype=np.float64)
+        del wide, tall
+        yield folder / "wide.npy", f"{folder / 'tall.npy'}.T", expected
+        for path in folder.iterdir():
+            path.unlink()
+
+    @pytest.mark.parametrize("tile_columns", [None, 8192])
+    def test_u57_every_byte_is_read_about_once(self, paths, local_engine, tile_columns):
+        wide, tall, expected = paths
+        reads = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "preadv", counting(os.preadv, reads))
+            found = []
+            for path in (wide, tall):
+                reads.clear()
+                chain = raymm.chain([np.eye(100, dtype=np.float32)[:4], path])
+                total = np.zeros(4)
+                for _, block in chain.tiles(tile_columns=tile_columns, engine=local_engine):
+                    total += block.sum(axis=1, dtype=np.float64)
+                found.append(total)
+                assert sum(reads) <= 1.2 * 400_000_000
+                if path == wide:  # whole tiles, each row of which is one run
+                    assert np.median(reads) >= 32_000
+        np.testing.assert_array_equal(found[0], expected[:4])
+        np.testing.assert_array_equal(found[1], expected[:4])
+
+
+def counting(read, reads):
+    def counted(*arguments):
+        got = read(*arguments)
+        reads.append(got)
+        return got
+
+    return counted

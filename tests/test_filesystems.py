@@ -199,6 +199,8 @@ class TestObjectStore:
         values = np.arange(12.0).reshape(4, 3)
         filesystem, root = resolve(bucket)
         pq.write_table(table_of(values), f"{root}/c.parquet", filesystem=filesystem)
+        with_secrets = open_source(f"{bucket}/c.parquet".replace("://", "://testing:testing@"), "C")
+        assert "testing" not in repr(with_secrets)
         sent = pickle.dumps(open_source(f"{bucket}/c.parquet", "C"))
         assert b"testing" not in sent
         monkeypatch.delenv("AWS_ENDPOINT_URL")

@@ -355,3 +355,62 @@ def test_a_ray_worker_gets_the_entries_of_its_tiles(ray_engine, tmp_path):
         assert_product(chain.write(raymm.Npy(path, order=order), **options), every)
     part = raymm.chain([left, middle, huge]).T
     assert_product(part.compute(**options), [huge.toarray().T, middle.T, left.T])
+
+
+class TestHighAndThin:
+    """Few entries in many rows, as of a graph: multiplied entry by entry, never densified."""
+
+    @pytest.fixture(params=["C", "F"])
+    def sink(self, request, tmp_path):
+        return raymm.Npy(tmp_path / "D.npy", order=request.param)
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.int32])
+    def test_any_number_of_factors(self, dtype, sink, local_engine):
+        rng = np.random.default_rng(0)
+        graph = sparse((6000, 1500), 0.0005, dtype)
+        left = rng.integers(-3, 4, (7, 6000)).astype(dtype)
+        for others in ([left], [rng.integers(-3, 4, (9, 7)).astype(dtype), left]):
+            chain = raymm.chain([*others, graph])
+            for columns in (None, 700):
+                options = {"engine": local_engine, "overwrite": True, "verify": True}
+                product = chain.write(sink, tile_columns=columns, **options)
+                every = [*others, graph.toarray()]
+                if dtype == np.int32:
+                    whole = [each.astype(np.int64) for each in every]
+                    np.testing.assert_array_equal(product, np.linalg.multi_dot(whole))
+                else:
+                    assert_product(product, every)
+
+    def test_as_a_tall_product(self):
+        graph = sparse((5000, 6000), 0.001, np.float64, form="coo")
+        right = np.random.default_rng(0).normal(size=(6000, 4))
+        assert_product(raymm.multi_dot([graph, right]), [graph.toarray(), right])
+
+    def test_structural_zeros(self):
+        graph = sparse((5000, 4000), 0.0005, np.float64)
+        graph.data[5], graph.data[90] = NAN, np.inf
+        left = sp.csr_array((np.array([1.0, NAN, 2]), ([0, 1, 2], [9, 700, 4999])), shape=(3, 5000))
+        expected = np.zeros((3, 4000))
+        for row, place, value in ((0, 9, 1.0), (1, 700, NAN), (2, 4999, 2.0)):
+            part = graph[[place]].tocoo()
+            expected[row, part.coords[1]] = value * part.data
+        product = raymm.chain([left, graph]).compute(verify=True)
+        np.testing.assert_array_equal(product, expected)
+        twice = raymm.chain([sp.eye_array(3), left, graph]).compute(verify=True)
+        np.testing.assert_array_equal(twice, expected)
+
+    def test_memory_is_that_of_the_entries(self):
+        n = 200_000
+        rng = np.random.default_rng(0)
+        places = rng.integers(0, n, (2, 5 * n))
+        graph = sp.csr_array((np.ones(5 * n, np.float32), tuple(places)), shape=(n, n))
+        vectors = rng.normal(size=(n, 8)).astype(np.float32)
+        with raymm.LocalEngine(threads=2) as engine:
+            raymm.multi_dot([np.ones((9, 9)), np.ones((9, 99))], engine=engine)
+            chain = raymm.chain([graph, vectors])
+            plan = chain.plan(engine=engine)
+            with PeakMemory() as memory:
+                product = chain.compute(engine=engine)
+        np.testing.assert_allclose(product, graph @ vectors, rtol=1e-4, atol=1e-4)
+        assert plan.tiles < 100
+        assert memory.growth <= plan.driver_nbytes + 24_000_000

@@ -124,7 +124,7 @@ def plan(  # noqa: PLR0913  one parameter for each option
     "outs",
     required=True,
     multiple=True,
-    help="Where D goes: .npy, .parquet, .arrow, .zarr, or an address like s3://bucket/D. Repeatable.",
+    help="Where D goes: .npy, .parquet, .arrow, .zarr or an address (s3://...). Repeatable.",
 )
 @options.request
 @click.option("--overwrite", is_flag=True, help="Replace D once the new one is complete.")

@@ -125,7 +125,10 @@ class RayEngine(Engine):
         workers = self._wanted_workers or sum(min(each, MOST_CPU_WORKERS) for each in cores)
         per_node = ceil_div(workers, nodes)
         threads = self._wanted_threads or count_threads(max(1, min(cores) // per_node))
-        return Resources(self.name, workers, threads, free // per_node, store, nodes, gpus, False)
+        memory_nbytes, used = free // per_node, cluster.used_store_nbytes()
+        return Resources(
+            self.name, workers, threads, memory_nbytes, store, nodes, gpus, False, used
+        )
 
     def open(self, in_flight_nbytes: int = 0) -> None:
         """Join or start Ray, and start the workers without waiting for them."""

@@ -4,13 +4,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Generator, Hashable, Iterable, Iterator
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from raymm.engines.shares import InOrder, Runs
 from raymm.errors import PlanError, RaymmError, TileError, WorkerStartError
 from raymm.events import Callback, TileRetried, WorkerLost, WorkerReady
 from raymm.request import Resources
@@ -96,7 +97,8 @@ class Engine(ABC):
         """Yield each tile's outcome once, in the order they finish; then detach the job's sinks.
 
         The consumer's speed is the backpressure: a worker has at most `max_in_flight` tiles, and
-        none is handed out while the consumer holds an outcome.
+        none is handed out while the consumer holds an outcome. Calls go to whichever worker is
+        free; of a sequence each worker gets neighbours, as far as that keeps all of them busy.
 
         Raises
         ------
@@ -111,7 +113,10 @@ class Engine(ABC):
             if self._is_running:
                 raise PlanError("this engine is running a job: a callback needs one of its own")
             self._is_running = True
-            dispatch = _Dispatch(self, job, factors, iter(calls), max_in_flight, notify)
+            shares: InOrder[Call] | Runs[Call] = InOrder(iter(calls))
+            if isinstance(calls, Sequence):
+                shares = Runs(calls, self.resources().workers)
+            dispatch = _Dispatch(self, job, factors, shares, max_in_flight, notify)
             try:
                 self.open()
                 yield from dispatch.run()
@@ -179,7 +184,7 @@ class _Dispatch:
     engine: Engine
     job: Job
     factors: dict[str, NDArray[Any]]
-    calls: Iterator[Call]
+    calls: InOrder[Call] | Runs[Call]
     depth: int
     notify: Callback
     flight: dict[Handle, tuple[WorkerId, Call | None]] = field(default_factory=dict)
@@ -218,25 +223,28 @@ class _Dispatch:
             return True
         if self.busy:
             return False
-        following = next(self.calls, None)  # none is ready yet: is there anything to wait for?
+        following = self.calls.take(None)  # none is ready yet: is there anything to wait for?
         if following is not None:
             self.again.append(following)
         return following is not None
 
     def _fill(self) -> None:
         """Hand out tiles, least loaded worker first, a tile that was lost to an idle one alone."""
-        while free := [worker for worker in self.busy if worker not in self.alone]:
+        served = set(self.alone)  # nothing more for these now
+        while free := [worker for worker in self.busy if worker not in served]:
             worker = min(free, key=self.busy.__getitem__)
             if self.busy[worker] >= self.depth:
                 return
             lost = self.again[0] if self.again else None
             if lost is not None and self.losses[lost[0].index] and self.busy[worker]:
                 return  # wait until a worker is idle
-            call = self.again.popleft() if self.again else next(self.calls, None)
+            call = self.again.popleft() if self.again else self.calls.take(worker)
             if call is None:
-                return
+                served.add(worker)
+                continue
             if self.losses[call[0].index]:
                 self.alone.add(worker)
+                served.add(worker)
             self.busy[worker] += 1
             self.flight[self.engine._submit(worker, self.job, call)] = worker, call
 
@@ -301,6 +309,7 @@ class _Dispatch:
     def _drop(self, worker: WorkerId, is_loading: bool) -> bool:
         """Forget a worker; False if that was done already."""
         self.alone.discard(worker)
+        self.calls.leave(worker)
         return self.busy.pop(worker, None) is not None or is_loading
 
     def _replace_worker(self, worker: WorkerId, error: LostError) -> None:

@@ -122,6 +122,15 @@ def usable_nodes() -> list[dict[str, float]]:
     return [node for node in alive if node.get("CPU", 0) >= 1]
 
 
+def used_store_nbytes() -> int:
+    """Return what is taken of all object stores; what was freed may count for another second."""
+    if not ray.is_initialized():
+        return 0
+    name = "object_store_memory"
+    total, free = RAY.cluster_resources().get(name, 0), RAY.available_resources().get(name, 0)
+    return max(0, int(total - free))
+
+
 def end(actors: list[Any], started_ray: bool) -> None:
     """Kill workers, and shut down a Ray of our own."""
     if not ray.is_initialized():

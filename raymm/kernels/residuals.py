@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from raymm.kernels.sparse import SparseMatrix
+
 Array: TypeAlias = NDArray[Any]
 Vector: TypeAlias = NDArray[Any]
 
@@ -71,6 +73,22 @@ class Sums:
                     slice(column_start, column_start + part.shape[1]),
                     chunk,
                 )
+
+    def add_entries(self, first_column: int, matrix: SparseMatrix) -> None:
+        """Add whole columns of a sparse matrix; a structural zero adds nothing, not even NaN."""
+        weights, rows, columns = self._weights, matrix.indices, first_column + matrix.nonzero
+        starts = matrix.indptr[matrix.nonzero]
+        if not len(starts):
+            return
+        values = matrix.data.astype(self._dtype)
+        self.plain[columns] += np.add.reduceat(weights.plain[rows] * values, starts)
+        if not self._needs_sizes:
+            return
+        sizes = np.abs(values)
+        if weights.sizes is not None:
+            self.sizes[columns] += np.add.reduceat(weights.sizes[rows] * sizes, starts)
+        if weights.squares is not None:
+            self.squares[columns] += np.add.reduceat(weights.squares[rows] * sizes**2, starts)
 
     def _add_chunk(self, rows: slice, columns: slice, chunk: Array) -> None:
         weights = self._weights

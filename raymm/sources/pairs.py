@@ -25,6 +25,7 @@ class Pair:
             left.dtype,
             left.strides,
             is_held=left.is_held or right.is_held,
+            reading_nbytes=left.reading_nbytes + right.reading_nbytes,
         )
 
     def cut(self, start: int, stop: int) -> "Pair":

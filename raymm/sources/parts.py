@@ -1,7 +1,7 @@
 """The files of a table: one file, a folder, a glob, or what a manifest lists; local or remote."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ WILDCARDS = re.compile(r"[*?\[]")
 class Parts:
     """The files of one table, in order."""
 
-    uri: str
-    """What to resolve for the filesystem."""
+    uri: str = field(repr=False)
+    """What to resolve for the filesystem; it may hold secrets."""
     paths: tuple[str, ...]
     """Within the filesystem."""
     nbytes: tuple[int, ...]

@@ -89,8 +89,10 @@ def _from_dataset(dataset: Any, opened: _Opened) -> RaySource:
     name = opened.name
     check_free_cpu(f"{name}, a dataset,")
     ordered = type(dataset).copy(dataset, _deep_copy=True)  # with a context of its own
-    if hasattr(ordered, "_cache"):
-        ordered._cache = type(ordered._cache)()  # of an execution that may not have kept the order
+    # What an earlier execution left may not be in order. The plan: of versions before Ray 2.56.
+    for cached in (ordered, getattr(ordered, "_plan", ordered)):
+        if hasattr(cached, "_cache"):
+            cached._cache = type(cached._cache)()
     ordered.context.execution_options.preserve_order = True
     ordered.context.enable_progress_bars = False
     refs = ordered.materialize().to_arrow_refs()

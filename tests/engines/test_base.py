@@ -14,10 +14,13 @@ from raymm.events import TileRetried, WorkerLost, WorkerReady
 from tests.doubles import CountingCallback, FakeEngine, NullSink, make_job
 
 
-def start(engine, tiles=20, depth=2, callback=None):
+def start(engine, tiles=20, depth=2, callback=None, in_runs=False):
     """Return the outcomes of a job of so many tiles, and what was taken of its calls."""
     job, factors = make_job([np.eye(1)], tiles, [NullSink()])
     taken = []
+    if in_runs:
+        calls = [(tile, None) for tile in job.grid]
+        return engine.run(job, factors, calls, depth, callback or CountingCallback()), calls
 
     def calls():
         for tile in job.grid:
@@ -386,3 +389,22 @@ def test_the_engine_can_be_used_again_after_each_end():
     with pytest.raises(TileError):
         list(start(engine)[0])
     assert indices(start(engine)[0]) == list(range(20))
+
+
+@given(
+    workers=st.integers(1, 5),
+    tiles=st.integers(0, 40),
+    depth=st.integers(1, 4),
+    seed=st.integers(0, 100),
+    deadly=st.sets(st.integers(0, 39), max_size=3),
+)
+def test_every_tile_once_where_each_worker_gets_neighbours(workers, tiles, depth, seed, deadly):
+    def script(worker, tile, attempt):
+        return "dies" if tile.index in deadly and attempt == 1 else "ok"
+
+    engine = FakeEngine(workers=workers, script=script, order=np.random.default_rng(seed))
+    outcomes, _ = start(engine, tiles, depth, in_runs=True)
+    assert indices(outcomes) == list(range(tiles))
+    assert max(engine.most_in_flight.values()) <= depth
+    if not deadly:
+        assert Counter(index for _, index in engine.submitted) == Counter(range(tiles))

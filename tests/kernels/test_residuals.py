@@ -5,6 +5,7 @@ import pytest
 
 from raymm.kernels import residuals
 from raymm.kernels.residuals import Sums, Weights, measure, product, weigh
+from raymm.kernels.sparse import from_entries
 
 DTYPES = ["float16", "float32", "float64", ">f4", "complex64", "int8", "uint64", "bool"]
 
@@ -88,3 +89,26 @@ def test_weigh_and_measure(monkeypatch):
     np.testing.assert_allclose(found.sums, sizes.sum(axis=0))
     assert found.largest == pytest.approx(max(sizes.max(), (np.abs(first) @ np.abs(second)).max()))
     assert measure(factors[:1]).largest == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "uint64"])
+def test_sums_from_stored_entries(dtype):
+    dense = matrix(dtype, (23, 31), 3)
+    dense[:, 4] = 0
+    dense[np.random.default_rng(4).random(dense.shape) < 0.7] = 0
+    wide = wide_of(dtype)
+    plain = np.arange(1, 24).astype(wide)
+    vectors = (np.linspace(0, 1, 23), np.linspace(1, 2, 23)) if wide.kind != "u" else ()
+    sums = [Sums(31, wide, Weights(plain, *vectors)) for _ in range(2)]
+    sums[0].add(0, 0, dense)
+    places = np.nonzero(dense)
+    sums[1].add_entries(0, from_entries(dense.shape, *places, dense[places]))
+    for name in ("plain", "sizes", "squares"):
+        np.testing.assert_allclose(*(getattr(each, name) for each in sums), rtol=1e-12, atol=1e-12)
+
+
+def test_a_structural_zero_adds_nothing_to_a_sum():
+    weights = Weights(np.array([np.nan, 1.0]))
+    sums = Sums(3, np.dtype(np.float64), weights)
+    sums.add_entries(0, from_entries((2, 3), np.array([1, 0]), np.array([1, 2]), np.ones(2)))
+    np.testing.assert_array_equal(sums.plain, [0, 1, np.nan])

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 import raymm
 from raymm import keeping
-from raymm.errors import ExecutionError, MemoryLimitError, PlanError, ShapeError
+from raymm.errors import ExecutionError, MemoryLimitError, PlanError, ShapeError, SourceError
 from raymm.events import RunFinished, WorkerReady
 from raymm.sinks.base import Block
 from raymm.sinks.refs import Refs
@@ -128,6 +129,8 @@ class TestShardedMatrix:
         np.testing.assert_array_equal(np.asarray(matrix), whole)
         np.testing.assert_array_equal(np.asarray(matrix, np.float32), whole.astype(np.float32))
         np.testing.assert_array_equal(list(matrix.T), list(whole.T))
+        with pytest.raises(TypeError, match="belongs to the process that made it"):
+            pickle.dumps(matrix)
 
     @pytest.mark.parametrize(
         "key",
@@ -276,11 +279,24 @@ class TestLosses:
         assert sum(made.map_blocks(np.sum)) == pair[1].sum()
         np.testing.assert_array_equal(mapped.to_numpy(), -pair[1])
 
-    def test_an_operand_whose_worker_is_known_to_be_gone(self, pair, ray_engine):
+    @pytest.mark.parametrize("is_known", [False, True])
+    def test_an_operand_whose_worker_is_gone(self, pair, ray_engine, is_known):
         made = raymm.multi_dot(pair[0], out=Refs("worker"), tile_columns=TILE, engine=ray_engine)
         end_process(worker_pids(ray_engine)[0])
-        raymm.multi_dot([LEFT, RIGHT], engine=ray_engine, tile_columns=1)  # finds it gone
+        if is_known:
+            raymm.multi_dot([LEFT, RIGHT], engine=ray_engine, tile_columns=1)
         product = raymm.multi_dot([made, np.ones(made.shape[1])], engine=ray_engine)
+        np.testing.assert_array_equal(product, pair[1].sum(axis=1))
+
+    def test_a_chain_that_finds_a_block_lost_says_what_to_do(self, pair, ray_engine):
+        made = raymm.multi_dot(pair[0], out=Refs("worker"), tile_columns=TILE, engine=ray_engine)
+        operands = [made, np.ones(made.shape[1])]
+        chain = raymm.chain(operands)
+        for pid in worker_pids(ray_engine):
+            end_process(pid)
+        with pytest.raises(SourceError, match=r"D in the workers' memory: block \d is lost .*anew"):
+            chain.compute(engine=ray_engine)
+        product = raymm.multi_dot(operands, engine=ray_engine)
         np.testing.assert_array_equal(product, pair[1].sum(axis=1))
 
     def test_an_object_that_is_lost(self, ray_engine, ray_cluster):
@@ -443,6 +459,19 @@ class TestRoom:
         table = str(chain.plan(Refs("worker"), engine=ray_engine))
         assert "the workers' memory: 120 MB in the cluster" in table
         assert "D lives as long as the engine is open" in table
+
+    def test_other_matrices_count(self, ray_engine):
+        C = np.ones((1, 5_000_000), np.float32)
+        chain = raymm.chain([np.ones((2, 1), np.float32), C])
+        first = chain.write(Refs(), engine=ray_engine, tile_columns=250_000)
+        deadline = time.monotonic() + 30  # Ray counts with a delay
+        while ray_engine.resources().used_store_nbytes < first.nbytes:
+            assert time.monotonic() < deadline
+        with pytest.raises(MemoryLimitError, match="free other matrices"):
+            chain.write(Refs(), engine=ray_engine, tile_columns=250_000)
+        first.free()
+        second = chain.write(Refs(), engine=ray_engine, tile_columns=250_000)
+        assert second.map_blocks(np.sum) == [2 * 250_000] * 20
 
     def test_workers_must_have_the_memory(self, ray_engine):
         C = np.broadcast_to(np.float32(1), (4, 20_000_000))

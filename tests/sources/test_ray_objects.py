@@ -104,6 +104,14 @@ class TestProducts:
         np.testing.assert_array_equal(product, self.LEFT @ middle @ VALUES)
         np.testing.assert_array_equal(chain[1, 3:9:2], (self.LEFT @ middle @ VALUES)[1, 3:9:2])
 
+    def test_a_huge_axis_inside(self, engine, put):
+        refs = [put(VALUES[:, :20]), put(VALUES[:, 20:])]
+        whole = np.tile(VALUES, 400)
+        product = raymm.multi_dot(
+            [refs * 400, raymm.transpose(refs * 400)], engine=engine, memory_limit="300kB"
+        )
+        np.testing.assert_array_equal(product, whole @ whole.T)
+
     def test_of_tensors_and_tables(self, engine, put):
         import pyarrow as pa  # noqa: PLC0415  for this test only
         import torch  # noqa: PLC0415  as above

@@ -291,6 +291,22 @@ class TestU42SizesFromParquet:
         np.testing.assert_array_equal(np.load(tmp_path / "D.npy", mmap_mode="r"), np.eye(100))
 
 
+class TestU43ChunkedTables:
+    """The part of the case that concerns operands."""
+
+    def test_u43_the_chunks_of_a_table_are_never_joined(self, engine):
+        values = np.arange(6000.0).reshape(200, 30)
+        chunks = [fixed_lists(values[start : start + 33]) for start in range(0, 200, 33)]
+        table = pa.table({"D": pa.chunked_array(chunks)})
+        source = open_source(table, "C").T
+        assert len(source.rows.chunks) == 7
+        piece = source.read(40, 60, Buffer())
+        address = chunks[1].values.buffers()[1].address + 7 * 30 * 8
+        assert piece.__array_interface__["data"][0] == address
+        product = raymm.multi_dot([np.eye(30), source], engine=engine, tile_columns=45)
+        np.testing.assert_array_equal(product, values.T)
+
+
 class TestChoosing:
     @pytest.fixture
     def table(self):
@@ -497,6 +513,15 @@ class TestFolders:
         np.testing.assert_array_equal(globbed.load(), values)
         globbed = open_source(f"{tmp_path}/[!b]/?.parquet", "C")
         np.testing.assert_array_equal(globbed.load(), values[:4])
+
+    def test_arrow_files_one_after_another(self, tmp_path):
+        values = np.arange(80.0).reshape(40, 2)
+        for part in range(4):
+            write_arrow(tmp_path / f"{part}.arrow", table_of(values[10 * part : 10 * part + 10]))
+        source, buffer = open_source(tmp_path, "C").T, Buffer()
+        views = [source.read(start, start + 2, Buffer()) for start in range(0, 40, 2)]
+        np.testing.assert_array_equal(np.concatenate(views, axis=1), values.T)
+        np.testing.assert_array_equal(source.read(5, 35, buffer), values[5:35].T)
 
     def test_files_without_a_suffix(self, tmp_path):
         pq.write_table(table_of(np.ones((3, 2))), tmp_path / "part-0")

@@ -1,6 +1,5 @@
 """Zarr arrays as operands."""
 
-import numpy as np
 import pytest
 import zarr
 
@@ -20,7 +19,12 @@ class TestZarrSource(FileSourceContract):
             if request.param == "sharded":
                 options["shards"] = tuple(2 * length for length in chunks)
             array = zarr.create_array(
-                path, overwrite=True, shape=values.shape, dtype=values.dtype, chunks=chunks, **options
+                path,
+                overwrite=True,
+                shape=values.shape,
+                dtype=values.dtype,
+                chunks=chunks,
+                **options,
             )
             array[...] = values
             return open_source(path, "C")
