@@ -25,7 +25,10 @@ def chain(
         At least two matrices of shape (m, j), (j, k), ..., (k, n); the first and last may be
         vectors (rules: `numpy.linalg.multi_dot`). A path names a ``.npy`` file, a member of a
         ``.npz`` archive (``c.npz::C``), or Parquet or Arrow files: one, a folder, a glob, a URI.
-        A path may end in ``.T`` for the transpose. A table holds one vector a row.
+        A path may end in ``.T`` for the transpose. A table holds one vector a row. In a Ray
+        cluster: an ``ObjectRef``, a list of them (blocks side by side, ``[[first], [second]]``
+        beneath each other; tables and vectors follow each other), a ``ray.data.Dataset`` (a vector
+        a row, in order), a `ShardedMatrix`.
     column : str, optional
         The column of tables in which several could be meant; so does ``c.parquet::name``.
     null : {None, "nan"}

@@ -169,9 +169,7 @@ def _are_described(sinks: tuple[Sink, ...]) -> bool:
     return any(getattr(sink, "has_metadata", False) for sink in sinks)
 
 
-def _verify(
-    work: Pass, sources: tuple[Source, ...], sinks: tuple[Sink, ...]
-) -> float | None:
+def _verify(work: Pass, sources: tuple[Source, ...], sinks: tuple[Sink, ...]) -> float | None:
     """Check every output that holds D, before it appears under its name."""
     plan, engine, notify = work.plan, work.engine, work.notify
     views = [view for sink in sinks if (view := sink.view()) is not None]
@@ -196,9 +194,7 @@ def placed_source(placed: Placed, engine: Any, tiles: Iterable[int]) -> RaySourc
     tiles = sorted(tiles)
     places = [placed.places[tile] for tile in tiles]
     refs = [
-        place.ref
-        if placed.on == "store"
-        else Kept(engine.worker(place.worker), place.key, tile)
+        place.ref if placed.on == "store" else Kept(engine.worker(place.worker), place.key, tile)
         for tile, place in zip(tiles, places, strict=True)
     ]
     widths = [placed.grid[tile].width for tile in tiles]

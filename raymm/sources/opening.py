@@ -49,14 +49,17 @@ def open_source(value: Any, name: str, column: str | None = None, null: Null = N
     if isinstance(value, np.ndarray):
         described = None if isinstance(value, np.ma.MaskedArray) else from_memmap(value, name)
         return described or from_array(value, name)
-    if isinstance(value, Source):
+    library = type(value).__module__.partition(".")[0]
+    if library in ("torch", "scipy"):
+        return _open_foreign(value, name)
+    if isinstance(value, Source):  # asks for every attribute: a sparse tensor's .T raises
         return value
     if hasattr(value, "__raymm_source__"):
         opened: Source = value.__raymm_source__()
         return opened
     if is_ray(value):
         return from_ray(value, name, column, null)
-    if type(value).__module__.partition(".")[0] == "pyarrow":
+    if library == "pyarrow":
         return from_arrow(value, name, column, null)
     return _open_foreign(value, name)
 
