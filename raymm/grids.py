@@ -31,6 +31,8 @@ ROUND = 4
 """Few tiles come in multiples of so many, so that no worker idles at the end of the run ..."""
 SPREAD_NBYTES, SPREAD_RUN_NBYTES = 16 * 2**20, 2**16
 """... while each keeps this much of D, and runs of this length."""
+SPARSE_WIDENING = 4
+"""Panels of a sparse operand are so many times wider at most: some outputs spread their blocks."""
 BLOCKS, BLOCKS_NBYTES = 16, 2**18
 """A tile has about so many blocks, unless they would be smaller than this."""
 
@@ -86,10 +88,23 @@ def choose_grid(
     else:
         width = _tile_width(rows, columns, cost_of, layout, flop_per_column)
     block = _block_shape(rows, width, cost_of.output_itemsize, layout, column_nbytes)
+    if layout.order == "F" and block[1] >= rows and request.memory_limit is None:
+        block = min(width, block[0] * _widening(cost_of.entries)), block[1]
     grid = _with_halo(Grid(rows, columns, width, *block), cost_of, layout)
     if request.memory_limit is not None:
         grid = _with_halo(_shrink(grid, cost_of, layout, request), cost_of, layout)
     return grid
+
+
+def _widening(entries: float | None) -> int:
+    """Return how many times wider panels are where empty columns of a sparse operand are left out.
+
+    What is multiplied is the panel without them: BLAS is slow on a few dozen columns.
+    """
+    if entries is None:
+        return 1
+    kept = -math.expm1(-entries)  # columns that are not empty, if entries fall anywhere
+    return max(1, min(SPARSE_WIDENING, round(1 / max(kept, 1e-9))))
 
 
 def _with_halo(grid: Grid, cost_of: CostOf, layout: Layout) -> Grid:

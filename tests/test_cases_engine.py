@@ -201,14 +201,14 @@ class TestU81ResidentFactorsSentAgainForEveryTile:
         assert max(tiles) < 2000 * 40 * 8 + 2000
 
     def test_u81_a_factor_larger_than_the_store(self, ray_room, capfd):
-        left = np.ones((100, 190_000))
-        right = np.broadcast_to(np.arange(100.0), (190_000, 100))
+        left = np.ones((4400, 4400))
+        right = np.broadcast_to(np.arange(4500.0), (4400, 4500))
         assert left.nbytes > 150_000_000 > RAY_STORE_NBYTES
         with warnings.catch_warnings(), raymm.RayEngine(num_workers=2) as engine:
             warnings.simplefilter("error")
-            product = raymm.multi_dot([left, right], tile_columns=10, engine=engine)
+            product = raymm.multi_dot([left, right], tile_columns=100, engine=engine)
         np.testing.assert_array_equal(
-            product, np.broadcast_to(190_000 * np.arange(100.0), (100, 100))
+            product, np.broadcast_to(4400 * np.arange(4500.0), (4400, 4500))
         )
         assert "too large" not in "".join(capfd.readouterr())
 
