@@ -13,7 +13,9 @@ from raymm.sources.memory import ArraySource
 from raymm.sources.selection import select
 
 SAMPLES = 64
-"""Rows and columns of the grid of entries that are looked at."""
+"""Rows and columns of the grid of entries that are looked at ..."""
+RUNS = 8
+"""... and of sparse operands and tables so many runs of columns: single ones cost as much."""
 
 
 def describe_operand(source: Source) -> dict[str, Any]:
@@ -28,29 +30,47 @@ def describe_operand(source: Source) -> dict[str, Any]:
 
 
 def fingerprint(source: Source) -> str:
-    """Return a digest of an operand's shape, dtype, file and some of its values.
+    """Return a digest of an operand's shape, dtype, files and some of its values.
 
-    Two operands of one fingerprint may still differ where no sample was taken; a file that was
-    written again has another one, by its size and time.
+    Files go in by size and time: one that was written again gives another digest. Values in this
+    process go in by samples: two operands may still differ where none was taken. Objects in a
+    cluster and at addresses go in by what they are called.
     """
     operand = source.operand
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((operand.shape, operand.dtype.str, operand.nonzeros)).encode())
-    path = None if operand.path is None else Path(operand.path)
-    if path is not None and path.is_file():
-        status = path.stat()
-        digest.update(repr((status.st_size, status.st_mtime_ns)).encode())
-    if isinstance(source, (FileSource, ArraySource)):
-        digest.update(_samples(source).tobytes())
+    digest.update(repr(_files(source)).encode())
+    if operand.is_held or isinstance(source, FileSource):
+        digest.update(_samples(source))
+    elif not _files(source):
+        digest.update(operand.name.encode())
     return digest.hexdigest()
 
 
-def _samples(source: FileSource | ArraySource) -> np.ndarray[Any, Any]:
+def _files(source: Source) -> list[tuple[int, int]]:
+    """Return size and time of the files that an operand is in."""
+    path = Path(source.operand.path or "")
+    found = getattr(source, "paths", ()) or (sorted(path.rglob("*")) if path.is_dir() else [path])
+    return [
+        (status.st_size, status.st_mtime_ns)
+        for each in map(Path, found if source.operand.path else ())
+        if each.is_file() and (status := each.stat())
+    ]
+
+
+def _samples(source: Source) -> bytes:
     """Return entries at the crossings of evenly spread rows and columns."""
     matrix = source if len(source.operand.shape) == 2 else source.as_row()
     rows, columns = matrix.operand.shape
     if rows == 0 or columns == 0:
-        return np.empty(0)
-    few = select(matrix, 0, slice(None, None, -(-rows // SAMPLES)))
-    few = select(few, 1, slice(None, None, -(-columns // SAMPLES)))
-    return np.ascontiguousarray(few.read(0, few.operand.shape[1], Buffer()))
+        return b""
+    if isinstance(matrix, (FileSource, ArraySource)):
+        few = select(matrix, 0, slice(None, None, -(-rows // SAMPLES)))
+        few = select(few, 1, slice(None, None, -(-columns // SAMPLES)))
+        return np.ascontiguousarray(few.read(0, few.operand.shape[1], Buffer())).tobytes()
+    found = []
+    for first in np.unique(np.linspace(0, columns - 1, RUNS, dtype=np.int64)):
+        values = matrix.read(int(first), int(min(first + SAMPLES, columns)), Buffer())
+        dense = values if isinstance(values, np.ndarray) else values.dense()
+        found.append(np.ascontiguousarray(dense[:: -(-rows // SAMPLES)]).tobytes())
+    return b"".join(found)

@@ -2,18 +2,22 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raymm.indexing import select_axes
+from raymm.indexing import Wanted, select_product
 from raymm.kernels.buffers import Buffer
 from raymm.operands import format_shape
 from raymm.sinks.base import Stored
 from raymm.sources import Source, open_source
 from raymm.sources.files import FileSource
 from raymm.sources.selection import select
+
+READ_NBYTES = 2**26
+"""Of a stored matrix, at a time, while a part is taken from it."""
 
 
 @dataclass(frozen=True)
@@ -61,45 +65,41 @@ class Matrix:
         """Return all of it, in memory."""
         if copy is False:
             raise ValueError("a stored matrix cannot be had in memory without a copy")
-        return np.array(self[...], dtype)
+        return np.asarray(self[...], dtype)
 
     def __getitem__(self, key: Any) -> Any:
         """Return a part, as NumPy does; only what it needs is read.
+
+        Memory: the part, and 64 MB at a time of what it is taken from.
 
         Parameters
         ----------
         key : int, slice, array of int, mask, or a tuple of two of them
             Two arrays pick pairs, as in NumPy.
         """
-        if not self.shape:
-            select_axes(key, ())
-            return self._source.load().reshape(())[()]
+        source, are_vectors = self._source, [False, False]
         if len(self.shape) == 1:
-            (axis,) = select_axes(key, self.shape)
-            row = Matrix(self._source.as_row())
-            return row[0, axis.wanted].reshape(_shape(axis, self.shape[0]))[()]
-        rows, columns = select_axes(key, self.shape)
-        if rows.is_array and columns.is_array:
-            # Of all rows that are wanted the columns that are: more than the pairs, but bounded.
-            index, places = np.unique(columns.index, return_inverse=True)
-            values = (
-                self[rows.index, :][:, index]
-                if len(index) > self.shape[0]
-                else (self[:, index][rows.index])
-            )
-            taken = values[np.arange(len(values)), places]
-            return taken.reshape(np.broadcast_shapes(rows.shape, columns.shape))
-        part = select(select(self._source, 0, rows.wanted), 1, columns.wanted)
-        values = np.array(part.read(0, part.operand.shape[1], Buffer()))
-        shape = _shape(rows, values.shape[0]) + _shape(columns, values.shape[1])
-        return values.reshape(shape)[()]
+            source, are_vectors = source.as_row(), [True, False]
+        elif not self.shape:
+            source, are_vectors = open_source(source.load().reshape(1, 1), "D"), [True, True]
+        return select_product(key, self.shape, are_vectors, partial(_read, source), self.dtype)
 
 
-def _shape(axis: Any, length: int) -> tuple[int, ...]:
-    """Return the axes that are left of one axis of a part."""
-    if axis.is_scalar:
-        return ()
-    return axis.shape if axis.is_array else (length,)
+def _read(source: Source, rows: Wanted, columns: Wanted) -> NDArray[Any]:
+    """Return some rows and columns, in memory of their own; the rest passes through in portions.
+
+    What is stored is read along its longer axis: all of a table's rows, say, for one entry of each.
+    """
+    part = select(select(source, 0, rows), 1, columns)
+    is_tall = source.operand.shape[0] > source.operand.shape[1]
+    wide = part.T if is_tall else part
+    values = np.empty(wide.operand.shape, wide.operand.dtype)
+    height = min(source.operand.shape)
+    step, buffer = max(1, READ_NBYTES // max(1, height * values.itemsize)), Buffer()
+    for start in range(0, values.shape[1], step):
+        stop = min(start + step, values.shape[1])
+        values[:, start:stop] = wide.read(start, stop, buffer)
+    return values.T if is_tall else values
 
 
 def open_result(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Any:

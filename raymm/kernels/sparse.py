@@ -172,8 +172,8 @@ def from_entries(
     SourceError
         An entry lies outside of the matrix.
     """
-    _check_places(rows, shape[0], "row")
-    _check_places(columns, shape[1], "column")
+    _check_places(rows, shape[0])
+    _check_places(columns, shape[1])
     places = columns.astype(np.int64) * max(1, shape[0]) + rows
     if (np.diff(places) <= 0).any():
         order = np.argsort(places, kind="stable")
@@ -197,11 +197,8 @@ def from_compressed(
         An entry lies outside of the matrix, or the columns' ends are not in order.
     """
     starts = np.asarray(indptr, np.int64)
-    is_whole = len(starts) == shape[1] + 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
-    if not is_whole or starts[-1] > min(len(indices), len(data)):
-        raise SourceError("a sparse matrix whose pointers do not fit its entries cannot be read")
+    check_compressed(shape, starts, indices, len(data))
     rows, values = indices[: starts[-1]], data[: starts[-1]]
-    _check_places(rows, shape[0], "row")
     matrix = SparseMatrix(shape, starts, rows, values)
     steps = np.diff(rows)
     bounds = starts[1:-1]
@@ -211,12 +208,25 @@ def from_compressed(
     return from_entries(shape, rows, matrix._columns_of_entries(), values)
 
 
-def _check_places(places: NDArray[Any], length: int, axis: str) -> None:
+def check_compressed(
+    shape: tuple[int, int], indptr: NDArray[Any], indices: NDArray[Any], length: int
+) -> None:
+    """Raise `SourceError` unless a matrix of `length` values, compressed by columns, is whole."""
+    ends = np.diff(indptr)
+    is_whole = len(indptr) == shape[1] + 1 and indptr[0] == 0 and (ends >= 0).all()
+    if not is_whole or indptr[-1] > min(len(indices), length):
+        raise SourceError(
+            "the pointers of a sparse matrix do not fit its entries: it is damaged, make it again"
+        )
+    _check_places(indices[: indptr[-1]], shape[0])
+
+
+def _check_places(places: NDArray[Any], length: int) -> None:
     if len(places) and (places.min() < 0 or places.max() >= length):
         found = places.min() if places.min() < 0 else places.max()
         raise SourceError(
-            f"a sparse matrix has an entry in {axis} {found}, and {length} {axis}s: "
-            "its indices are damaged"
+            f"an entry of a sparse matrix has index {found} along an axis of length {length}: "
+            "its indices are damaged, make it again"
         )
 
 

@@ -96,6 +96,8 @@ def _open_foreign(value: Any, name: str) -> Source:
 def _open_path(text: str, column: str | None, null: Null) -> Source:
     if text.endswith(".T") and not Path(text).exists():
         return _open_path(text[:-2], column, null).T
+    if not text.partition("::")[0]:  # else it would stand for the working directory
+        raise PlanError(f"the path {text!r} names no file: give the path of a .npy file or a table")
     if "\0" in text:
         raise PlanError(f"{text!r} is no path: it holds a NUL character")
     address, member = _split_member(text)

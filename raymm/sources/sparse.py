@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from raymm.errors import DTypeError, PlanError, ShapeError
+from raymm.errors import DTypeError, PlanError, ShapeError, SourceError
 from raymm.kernels.buffers import Buffer
-from raymm.kernels.sparse import SparseMatrix, from_compressed, from_entries
+from raymm.kernels.sparse import (
+    SparseMatrix,
+    check_compressed,
+    from_compressed,
+    from_entries,
+)
 from raymm.kernels.structure import Factor
 from raymm.operands import Operand, check_dtype
 from raymm.sources.base import Array, Source
@@ -22,8 +27,9 @@ class Compressed:
     the entries are copied once.
     """
 
-    def __init__(self, make: Callable[[bool], SparseMatrix]) -> None:
+    def __init__(self, make: Callable[[bool], SparseMatrix], name: str) -> None:
         self._make: Callable[[bool], SparseMatrix] | None = make
+        self._name = name
         self._sides: dict[bool, SparseMatrix] = {}
         self._lock = threading.Lock()
 
@@ -32,7 +38,10 @@ class Compressed:
         with self._lock:
             if is_turned not in self._sides:
                 if self._make is not None:
-                    self._sides[is_turned] = self._make(is_turned)
+                    try:
+                        self._sides[is_turned] = self._make(is_turned)
+                    except SourceError as error:
+                        raise SourceError(f"{self._name}: {error}") from error
                 else:
                     self._sides[is_turned] = self._sides[not is_turned].T
             return self._sides[is_turned]
@@ -107,7 +116,7 @@ class SparseSource:
 
 def held(matrix: SparseMatrix, name: str) -> SparseSource:
     """Return a sparse matrix as a source."""
-    whole = Compressed(lambda is_turned: matrix.T if is_turned else matrix)
+    whole = Compressed(lambda is_turned: matrix.T if is_turned else matrix, name)
     return SparseSource(whole, name, matrix.shape, matrix.dtype, matrix.size)
 
 
@@ -131,12 +140,27 @@ def from_scipy(value: Any, name: str) -> SparseSource:
         if matrix.format == "coo":  # sorted here: SciPy would add equal places up in its own way
             rows, columns = matrix.coords if hasattr(matrix, "coords") else (matrix.row, matrix.col)
             return _of_entries(shape, rows, columns, matrix.data, is_turned)
+        if matrix.format != ("csr" if is_turned else "csc"):
+            matrix = _checked(matrix)
         compressed = matrix.tocsr() if is_turned else matrix.tocsc()
         side = shape[::-1] if is_turned else shape
         return from_compressed(side, compressed.indptr, compressed.indices, compressed.data)
 
     nonzeros = int(value.nnz)
-    return SparseSource(Compressed(make), name, shape, value.dtype, nonzeros, is_vector=vector)
+    return SparseSource(
+        Compressed(make, name), name, shape, value.dtype, nonzeros, is_vector=vector
+    )
+
+
+def _checked(matrix: Any) -> Any:
+    """Return a SciPy matrix that is whole: converting a damaged one, SciPy writes out of bounds."""
+    matrix = matrix.tocsr() if matrix.format == "lil" else matrix  # only joins its lists
+    if matrix.format in ("csr", "csc", "bsr"):
+        height, width = matrix.blocksize if matrix.format == "bsr" else (1, 1)
+        blocks = matrix.shape[0] // height, matrix.shape[1] // width
+        side = blocks if matrix.format == "csc" else blocks[::-1]
+        check_compressed(side, matrix.indptr, matrix.indices, len(matrix.data))
+    return matrix
 
 
 def from_sparse_tensor(tensor: Any, name: str) -> SparseSource:
@@ -175,7 +199,7 @@ def from_sparse_tensor(tensor: Any, name: str) -> SparseSource:
         return given if is_by_rows == is_turned else given.T
 
     return SparseSource(
-        Compressed(make),
+        Compressed(make, name),
         name,
         shape,
         data.dtype,

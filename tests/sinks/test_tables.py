@@ -9,11 +9,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import scipy.sparse
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
 import raymm
 from raymm.errors import DTypeError, PlanError, ShapeError, SinkError, SinkExistsError
+from raymm.fingerprints import describe_operand
 from raymm.sinks import Arrow, Parquet, groups, runs
 from raymm.sinks.arrow_format import ArrowFile
 from raymm.sinks.groups import write_image
@@ -22,6 +24,7 @@ from raymm.sinks.tables import arrow_schema
 from raymm.tiles import PAGE_NBYTES
 from tests.contracts import FileSinkContract, names_in
 from tests.doubles import make_spec
+from tests.measuring import PeakMemory
 
 WAYS = {
     "parquet": lambda path: Parquet(path),
@@ -264,26 +267,60 @@ def test_verification_sees_what_was_written(folder, product, local_engine, monke
     assert names_in(folder) == []
 
 
+def fingerprints(*operands):
+    """Return what a table says of its operands' values."""
+    chain = raymm.chain(list(operands))
+    return [describe_operand(source)["fingerprint"] for source in chain._sources]
+
+
 def test_metadata_tell_where_it_comes_from(folder, product, local_engine):
     left, right, _ = product
     np.save(folder / "left.npy", left)
-
-    def written(*operands):
-        raymm.multi_dot(operands, out=folder / "D.arrow", overwrite=True, engine=local_engine)
-        schema = pa.ipc.open_file(folder / "D.arrow").schema
-        return json.loads(schema.metadata[b"raymm"])
-
-    said = written(folder / "left.npy", right)
+    operands = folder / "left.npy", right
+    raymm.multi_dot(operands, out=folder / "D.arrow", engine=local_engine)
+    said = json.loads(pa.ipc.open_file(folder / "D.arrow").schema.metadata[b"raymm"])
     assert said["shape"] == [7, 1003]
     assert said["dtype"] == "float32"
     assert said["precision"] == "strict"
     assert [each["shape"] for each in said["operands"]] == [[7, 5], [5, 1003]]
-    again = written(folder / "left.npy", right)
-    assert again == said
-    np.save(folder / "left.npy", left)  # the same values, at another time
-    changed = written(folder / "left.npy", right + 1)
-    for before, after in zip(said["operands"], changed["operands"], strict=True):
-        assert before["fingerprint"] != after["fingerprint"]
+    assert [each["fingerprint"] for each in said["operands"]] == fingerprints(*operands)
+
+
+HELD = {
+    "array": lambda values: values,
+    "turned": lambda values: np.asfortranarray(values),
+    "sparse": lambda values: scipy.sparse.csr_array(values),
+    "chunked table": lambda values: raymm.transpose(
+        pa.table({"D": pa.chunked_array([vectors(values.T[:400]), vectors(values.T[400:])])})
+    ),
+}
+
+
+def vectors(rows):
+    flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
+
+
+@pytest.mark.parametrize("form", list(HELD))
+def test_fingerprints_of_values_in_memory(product, form):
+    left, right, _ = product
+    right = np.where(right > 0, right, 0)
+    changed = np.where(right > 0, right + 1, 0)  # as many entries, at the same places
+    first, again, other = (
+        fingerprints(left, HELD[form](values))[1] for values in (right, right.copy(), changed)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize("suffix", ["npy", "parquet", "arrow", "zarr"])
+def test_fingerprints_of_files_tell_that_they_were_written_again(folder, suffix, local_engine):
+    path = folder / f"C.{suffix}"
+    operands = [np.eye(5), np.ones((5, 40))]
+    seen = set()
+    for _ in range(2):
+        raymm.multi_dot(operands, out=path, overwrite=True, engine=local_engine)
+        seen |= {fingerprints(np.eye(5), path)[1], fingerprints(np.eye(5), path)[1]}
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("name", ["D.parquet", "D.arrow"])
@@ -412,3 +449,20 @@ def test_statistics_of_the_index_help_and_there_are_no_others(folder, product, l
     assert values.statistics is None
     found = pq.read_table(path, filters=[("index", "==", 717)])
     np.testing.assert_array_equal(found["D"][0].values, expected[:, 717])
+
+
+@pytest.mark.parametrize("is_tall", [False, True])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_line_across_a_table_is_had_without_the_rest(folder, suffix, is_tall, local_engine):
+    left, right = np.ones((100, 2), np.float32), np.ones((2, 500_000), np.float32)
+    left[5] = 3
+    chain = raymm.chain([left, right])
+    path = folder / f"D.{suffix}"
+    found = (chain.T if is_tall else chain).write(path, engine=local_engine)
+    small = found[:2, :2]
+    with PeakMemory() as memory:
+        line = found[:, 5] if is_tall else found[5]
+    # Pages of a mapped Arrow file count as this process's; the system takes them back.
+    assert memory.growth - (found.nbytes if suffix == "arrow" else 0) < 120_000_000 < found.nbytes
+    np.testing.assert_array_equal(line, np.full(500_000, 6, np.float32))
+    assert small.shape == (2, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from raymm.errors import PlanError, ShapeError
+from raymm.errors import PlanError, ShapeError, SourceError
 from raymm.kernels.buffers import Buffer
 from raymm.kernels.sparse import SparseMatrix
 from raymm.sources import Source, open_source
@@ -209,3 +209,23 @@ def test_a_factor_knows_where_it_has_entries():
     np.testing.assert_array_equal(factor.structure, [[False, True], [True, False]])
     assert load_factor(open_source(sp.csr_array(np.ones((2, 2))), "A")).structure is None
     assert load_factor(open_source(values, "A")).structure is None
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr", "lil"])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_damaged_indices_never_reach_a_conversion_of_scipy(form, is_turned):
+    matrix = sp.csr_array(np.eye(3)).asformat(form)
+    if form == "lil":
+        matrix.rows[1] = [7]
+    else:
+        matrix.indices[0] = 7  # SciPy would write beyond the end of its arrays
+    source = open_source(matrix, "C")
+    with pytest.raises(SourceError, match=r"C: .* index 7 along an axis of length 3"):
+        (source.T if is_turned else source).read(0, 3, Buffer())
+
+
+def test_pointers_beyond_the_entries_never_reach_a_conversion_of_scipy():
+    matrix = sp.csr_array(np.eye(3))
+    matrix.indptr[1] = 900
+    with pytest.raises(SourceError, match="C: the pointers"):
+        open_source(matrix, "C").read(0, 3, Buffer())

@@ -697,3 +697,9 @@ assert "pyarrow" not in sys.modules
 """
     run_python(code)
     assert "pyarrow" in sys.modules
+
+
+@pytest.mark.parametrize("path", ["", ".T", "::column"])
+def test_an_empty_path_is_not_the_working_directory(path):
+    with pytest.raises(PlanError, match="names no file"):
+        open_source(path, "A")
